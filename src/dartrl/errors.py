@@ -13,7 +13,8 @@
     ├── LedgerConflict         the ledger refuses: the move is not in the state table, or somebody else was first
     ├── BlobCorrupt            stored bytes are missing or do not match their hash
     ├── WeightsRejected        a worker refuses weights: checksum or probe does not match
-    └── RowRejected            a training row is inconsistent; counted and left out, never repaired
+    ├── RowRejected            a training row is inconsistent; counted and left out, never repaired
+    └── RoleFailed             a role process cannot be kept running; the run ends and can be resumed
 
 All of them survive pickling: the arguments are the attributes.
 """
@@ -80,6 +81,10 @@ class BlobCorrupt(DartrlError):
 
 class WeightsRejected(DartrlError):
     """Published weights fail their checksum, their fingerprint or their probes."""
+
+
+class RoleFailed(DartrlError):
+    """A role process cannot be kept running; the message carries its own reason."""
 
 
 class RowRejected(DartrlError):

@@ -1,0 +1,61 @@
+"""The periodic `stats` event of every role: how busy it was, its counters and its memory.
+
+Woken by its own timer; ends when `stop` is set, after one last event.
+"""
+
+from __future__ import annotations
+
+import asyncio
+
+import psutil
+
+from dartrl.errors import DartrlError
+from dartrl.interfaces import Clock, Ledger
+from dartrl.launch.system_clock import wait_for_event
+from dartrl.metrics import Meter
+from dartrl.records import Event
+
+STATS_SECONDS = 5.0
+"""Time between two `stats` events of one role."""
+
+BUSY = "busy_seconds"
+"""Sum of a Meter that every role keeps: time with work in hand."""
+
+
+async def report_stats(ledger: Ledger, meter: Meter, *, subject: str, clock: Clock, stop: asyncio.Event) -> None:
+    """Record a `stats` event every few seconds until `stop` is set, then a last one.
+
+    A ledger that is briefly unreachable costs readings, never the role.
+    """
+    started = clock.now()
+    stopping = False
+    while not stopping:
+        stopping = await wait_for_event(stop, STATS_SECONDS)
+        event = Event("stats", subject, stats_data(meter, wall_seconds=clock.now() - started))
+        try:
+            await clock.run_blocking(ledger.record_event, event)
+        except (DartrlError, OSError):
+            continue
+
+
+def stats_data(meter: Meter, *, wall_seconds: float) -> dict[str, float]:
+    """The body of a `stats` event: busy and wall seconds since the role's start, rss_mib of its process tree, all readings."""
+    readings = meter.readings()
+    readings.setdefault(BUSY, 0.0)
+    return {**readings, "wall_seconds": wall_seconds, "rss_mib": tree_rss_mib()}
+
+
+def tree_rss_mib(pid: int | None = None) -> float:
+    """Resident memory in MiB of a process (this one if None) and all its descendants; shared pages count each time."""
+    total = 0
+    try:
+        root = psutil.Process(pid)
+        members = [root, *root.children(recursive=True)]
+    except psutil.NoSuchProcess:
+        return 0.0
+    for member in members:
+        try:
+            total += member.memory_info().rss
+        except psutil.NoSuchProcess:
+            continue
+    return total / 2**20
