@@ -155,8 +155,8 @@ class CurationConfig(Section):
 class TrainingConfig(Section):
     """Trainer."""
 
-    preset: Literal["default", "paper"] = "default"
-    """Objective: `paper` is step-wise GRPO with KL and a cap of 1; `default` is ours."""
+    preset: Literal["default", "paper", "release"] = "default"
+    """Objective: `paper` is step-wise GRPO, `release` the authors' published script (GSPO), `default` ours; sets PRESETS."""
     learning_rate: float = Field(default=1e-4, ge=0, le=1)
     """AdamW learning rate; 0 measures the control run."""
     groups_per_step: int = Field(default=8, ge=1)
@@ -191,6 +191,14 @@ class TrainingConfig(Section):
     """Training steps."""
 
 
+PRESETS: Mapping[str, Mapping[str, Mapping[str, Any]]] = {
+    "default": {},
+    "paper": {"training": {"kl_weight": 0.1, "correction_cap": 1.0}, "curation": {"high_entropy_share": 0.8}},
+    "release": {"training": {"clip_low": 0.1, "kl_weight": 0.1, "correction_cap": 1.0}},
+}
+"""Values that a preset gives to options of other names, where the recipe does not state them itself."""
+
+
 class EvaluationConfig(Section):
     """Held-out evaluation before and after training."""
 
@@ -223,6 +231,20 @@ class RunConfig(Section):
     training: TrainingConfig = TrainingConfig()
     evaluation: EvaluationConfig = EvaluationConfig()
 
+    @model_validator(mode="before")
+    @classmethod
+    def _apply_preset(cls, tree: Any) -> Any:
+        if not isinstance(tree, Mapping):
+            return tree
+        given = {name: _stated(section) for name, section in tree.items()}
+        training = given.get("training")
+        preset = training.get("preset") if isinstance(training, Mapping) else None
+        for name, values in PRESETS.get(str(preset), {}).items():
+            section = given.get(name, {})
+            if isinstance(section, Mapping):
+                given[name] = {**values, **section}
+        return given
+
     @model_validator(mode="after")
     def _check_across(self) -> RunConfig:
         if self.training.microbatch_rows > self.training.minibatch_rows:
@@ -238,6 +260,10 @@ class RunConfig(Section):
                 f"{self.tasks.evaluation_instances} held-out instances; raise tasks.evaluation_instances"
             )
         return self
+
+
+def _stated(section: Any) -> Any:
+    return section.model_dump(exclude_unset=True) if isinstance(section, Section) else section
 
 
 def load_recipe(path: Path, overrides: Sequence[str] = ()) -> RunConfig:
