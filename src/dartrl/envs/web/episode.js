@@ -1,0 +1,69 @@
+// Runs before the scripts of every MiniWoB++ page: makes the page a closed, repeatable world with a small interface.
+(() => {
+  'use strict';
+  if (window !== window.top) return;
+
+  // Randomness drawn while the page loads, before an episode is seeded, is the same at every load.
+  let state = 20250923;
+  Math.random = () => {
+    state = (state * 48271) % 2147483647;
+    return state / 2147483647;
+  };
+
+  // Nothing leaves the page: no navigation by the page or the agent, no second window.
+  window.open = () => null;
+  window.navigation?.addEventListener('navigate', (event) => {
+    if (event.cancelable && !event.hashChange) event.preventDefault();
+  });
+
+  // A clipboard of its own: slots share one browser, and one real clipboard would carry text between episodes.
+  let clipboard = '';
+  const selectedText = () => {
+    const field = document.activeElement;
+    if (field && typeof field.selectionStart === 'number') {
+      return field.value.slice(field.selectionStart, field.selectionEnd);
+    }
+    return String(window.getSelection());
+  };
+  for (const kind of ['copy', 'cut']) {
+    document.addEventListener(kind, (event) => {
+      const text = selectedText();
+      if (text) clipboard = text;
+      event.preventDefault();
+      if (kind === 'cut') document.execCommand('delete');
+    }, true);
+  }
+  document.addEventListener('paste', (event) => {
+    event.preventDefault();
+    if (clipboard) document.execCommand('insertText', false, clipboard);
+  }, true);
+
+  // The agent sees the task and nothing else; a list opens inside the page, where a screenshot shows it; nothing blinks.
+  const sheet = new CSSStyleSheet();
+  sheet.replaceSync(`
+    #reward-display, #click-canvas, #sync-task-cover { display: none !important; }
+    *, *::before, *::after { transition: none !important; animation: none !important; caret-animation: manual; }
+    select:not([multiple]):not([size]), ::picker(select) { appearance: base-select; }
+  `);
+  document.adoptedStyleSheets = [sheet];
+
+  const DAY = 86400000;
+  window.__episode = Object.freeze({
+    // Begin the instance of a seed; the instruction in words.
+    reset(seed) {
+      if (window.jQuery) jQuery.fx.off = true;
+      clipboard = '';
+      document.activeElement?.blur();
+      Math.seedrandom(String(seed));
+      core.EPISODE_MAX_TIME = DAY;
+      core.startEpisodeReal();
+      window.scrollTo(0, 0);
+      const utterance = core.getUtterance();
+      return typeof utterance === 'string' ? utterance : utterance.utterance;
+    },
+    // [the page can be used, the episode has ended, raw reward]
+    state() {
+      return [Boolean(WOB_TASK_READY), Boolean(WOB_DONE_GLOBAL), Number(WOB_RAW_REWARD_GLOBAL)];
+    },
+  });
+})();

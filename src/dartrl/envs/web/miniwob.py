@@ -1,0 +1,277 @@
+"""MiniWoB++ pages as an environment: one browser for all slots, one context a slot, one page a task family.
+
+A page is loaded once and restarted in place for every episode, because loading costs more than a whole episode. Pages
+that keep state over a restart are loaded again (`UNSTABLE_PAGES`).
+"""
+
+from __future__ import annotations
+
+import asyncio
+import math
+from collections import OrderedDict
+from collections.abc import AsyncGenerator, Mapping, Sequence
+from contextlib import asynccontextmanager
+from pathlib import Path
+
+from dartrl.config import RunConfig
+from dartrl.envs.slots import SlotPool
+from dartrl.envs.web.browser import Browser, Page, js_value
+from dartrl.envs.web.input import perform
+from dartrl.envs.web.pages import UNSTABLE_PAGES
+from dartrl.envs.web.task_set import require_family
+from dartrl.envs.web.versions import font_fingerprint, page_folder, page_version
+from dartrl.errors import EnvironmentCrashed, EnvironmentFault, EnvironmentTimeout, EvaluatorFault
+from dartrl.interfaces import Clock, EnvironmentPool
+from dartrl.types import Action, ActionKind, Observation, Task, Verdict
+
+WIDTH, HEIGHT = 168, 224
+"""Viewport: the task's 160 x 210 pixels rounded up to multiples of 28, so that no image is ever resized."""
+
+PAGES_PER_SLOT = 12
+"""Pages that a slot keeps loaded; the one used longest ago is closed first."""
+
+FRAME_SECONDS = 1 / 60
+"""Pause between frames once the screen has been seen to move."""
+
+EPISODE_SCRIPT = Path(__file__).with_name("episode.js").read_text(encoding="utf-8")
+
+STATE = "__episode.state()"
+
+SILENT_KINDS = frozenset({ActionKind.FINISH, ActionKind.FAIL, ActionKind.ASK_USER})
+"""Actions that end an episode and do not touch the page."""
+
+
+def create_pool(config: RunConfig, clock: Clock, *, init_scripts: Sequence[str] = ()) -> EnvironmentPool:
+    """Pool of MiniWoB++ environments as configured; entry point `web` of group `dartrl.environments`."""
+    environment = config.environment
+
+    def create_host() -> MiniwobHost:
+        return MiniwobHost(
+            clock,
+            settle_frames=environment.settle_frames,
+            step_timeout_seconds=environment.step_timeout_seconds,
+            reset_timeout_seconds=environment.reset_timeout_seconds,
+            init_scripts=init_scripts,
+        )
+
+    return SlotPool(environment.slots, create_host, episodes_per_start=environment.episodes_per_start, clock=clock)
+
+
+class MiniwobHost:
+    """One browser that serves the pages; implements Host."""
+
+    def __init__(
+        self,
+        clock: Clock,
+        *,
+        settle_frames: int = 6,
+        step_timeout_seconds: float = 20.0,
+        reset_timeout_seconds: float = 30.0,
+        init_scripts: Sequence[str] = (),
+        binary: Path | None = None,
+    ) -> None:
+        """init_scripts: JavaScript that runs before every document, after our own."""
+        self._clock = clock
+        self._settle_frames = settle_frames
+        self._step_timeout_seconds = step_timeout_seconds
+        self._reset_timeout_seconds = reset_timeout_seconds
+        self._init_scripts = (EPISODE_SCRIPT, *init_scripts)
+        self.browser = Browser(clock, binary=binary, timeout_seconds=step_timeout_seconds)
+        self._versions: Mapping[str, str] = {}
+
+    @property
+    def is_alive(self) -> bool:
+        return self.browser.is_alive
+
+    async def start(self) -> None:
+        """Start the browser and find the pages. Raises EnvironmentFault with the remedy."""
+        page_folder()
+        fonts = await self._clock.run_blocking(font_fingerprint)
+        await self.browser.start()
+        self._versions = {"browser": self.browser.version, "fonts": fonts, "pages": page_version(), "screen": f"{WIDTH}x{HEIGHT}"}
+
+    async def check(self) -> bool:
+        return await self.browser.check(timeout_seconds=min(5.0, self._step_timeout_seconds))
+
+    async def open_environment(self) -> MiniwobEnvironment:
+        """A fresh environment in a context of its own. Raises EnvironmentFault."""
+        return MiniwobEnvironment(
+            self.browser,
+            await self.browser.new_context(),
+            clock=self._clock,
+            versions=self._versions,
+            init_scripts=self._init_scripts,
+            settle_frames=self._settle_frames,
+            timeouts=(self._step_timeout_seconds, self._reset_timeout_seconds),
+        )
+
+    async def close(self) -> None:
+        await self.browser.close()
+
+
+class MiniwobEnvironment:
+    """One slot's pages; implements Environment. Owned by one task at a time."""
+
+    def __init__(  # noqa: PLR0913 - the host is the only caller and names every one
+        self,
+        browser: Browser,
+        context: str,
+        *,
+        clock: Clock,
+        versions: Mapping[str, str],
+        init_scripts: Sequence[str],
+        settle_frames: int,
+        timeouts: tuple[float, float],
+    ) -> None:
+        self._browser = browser
+        self._context = context
+        self._clock = clock
+        self._versions = versions
+        self._init_scripts = init_scripts
+        self._settle_frames = settle_frames
+        self._step_timeout_seconds, self._reset_timeout_seconds = timeouts
+        self._pages: OrderedDict[str, Page] = OrderedDict()
+        self._page: Page | None = None
+        self._instruction = ""
+        self._is_done = False
+        self._is_healthy = True
+
+    @property
+    def is_healthy(self) -> bool:
+        """False after any fault, or once the browser is gone."""
+        return self._is_healthy and self._browser.is_alive
+
+    @property
+    def page(self) -> Page:
+        """The page of the running episode. Raises EnvironmentFault before the first reset."""
+        if self._page is None:
+            raise EnvironmentFault("no episode has begun; call reset first", "reset")
+        return self._page
+
+    async def evaluate_js(self, expression: str) -> object:
+        """JSON value of an expression in the page of the running episode."""
+        return await self.page.evaluate_js(expression)
+
+    async def reset(self, task: Task) -> Observation:
+        """First observation of the instance. Raises ConfigError for an unknown family, EnvironmentFault otherwise."""
+        url = page_url(task.family)
+        async with self._deadline(self._reset_timeout_seconds, f"reset of {task.id}"):
+            self._page = page = await self._page_of(task.family, url)
+            await _park_pointer(page)
+            self._instruction = str(await page.evaluate_js(f"__episode.reset({task.seed})"))
+            self._is_done = False
+            while not (await page.evaluate_js(STATE))[0]:
+                await self._clock.sleep(FRAME_SECONDS)
+            return await self._observe(page)
+
+    async def step(self, actions: Sequence[Action]) -> Observation:
+        """Observation after the actions; those that come after the end of the episode are left out."""
+        page = self.page
+        async with self._deadline(self._step_timeout_seconds, "step"):
+            for index, action in enumerate(actions):
+                if index and not self._is_done:
+                    self._read_state(js_value((await page.collect([page.send_js(STATE)], "the state"))[0]))
+                if self._is_done:
+                    break
+                if action.kind not in SILENT_KINDS:
+                    await perform(page, action, self._clock)
+            return await self._observe(page)
+
+    async def evaluate(self) -> Verdict:
+        """Score of the episode as it stands: the raw reward, negative ones as 0. Success is the full reward of 1."""
+        async with self._deadline(self._step_timeout_seconds, "evaluation"):
+            value = await self.page.evaluate_js(STATE)
+        raw = value[2]
+        if not isinstance(raw, int | float) or not math.isfinite(raw):
+            raise EvaluatorFault(f"the page's reward is {raw!r}, not a number")
+        return Verdict(score=min(1.0, max(0.0, float(raw))), success=raw >= 1, raw=float(raw))
+
+    async def close(self) -> None:
+        """Close all pages of the slot; never raises."""
+        self._is_healthy = False
+        self._pages.clear()
+        self._page = None
+        if self._browser.is_alive:
+            try:
+                await self._browser.close_context(self._context)
+            except EnvironmentFault:
+                return  # a browser that does not answer is ended by the pool
+
+    def versions(self) -> Mapping[str, str]:
+        """browser, fonts, pages, screen."""
+        return self._versions
+
+    async def _page_of(self, family: str, url: str) -> Page:
+        page = self._pages.get(family)
+        if page is None:
+            page = await self._browser.open_page(self._context, WIDTH, HEIGHT, init_scripts=self._init_scripts)
+            await page.navigate(url)
+            self._pages[family] = page
+            if len(self._pages) > PAGES_PER_SLOT:
+                _, oldest = self._pages.popitem(last=False)
+                await oldest.close()
+        elif family in UNSTABLE_PAGES:
+            await page.navigate(url)
+        self._pages.move_to_end(family)
+        return page
+
+    async def _observe(self, page: Page) -> Observation:
+        """Wait for two equal frames, then take the picture."""
+        started = self._clock.now()
+        state = page.send_js(STATE)
+        settled = await self._settle(page)
+        seconds = self._clock.now() - started
+        screenshot = await page.screenshot()
+        self._read_state(js_value((await page.collect([state], "the state"))[0]))
+        return Observation(
+            screenshot=screenshot,
+            width=WIDTH,
+            height=HEIGHT,
+            instruction=self._instruction,
+            done=self._is_done,
+            settle_seconds=seconds,
+            settled=settled,
+        )
+
+    async def _settle(self, page: Page) -> bool:
+        for frame in range(self._settle_frames):
+            if not await page.draw_frame():
+                return True
+            if frame > 1:
+                await self._clock.sleep(FRAME_SECONDS)
+        return False
+
+    def _read_state(self, value: Sequence[object]) -> None:
+        self._is_done = bool(value[1])
+
+    @asynccontextmanager
+    async def _deadline(self, seconds: float, what: str) -> AsyncGenerator[None]:
+        """Bound the body, and mark the environment as broken by any fault in it."""
+        try:
+            async with self._clock.timeout(seconds):
+                yield
+        except TimeoutError as error:
+            self._is_healthy = False
+            raise EnvironmentTimeout(f"{what} took longer than {seconds:g} s") from error
+        except EnvironmentFault as error:
+            self._is_healthy = False
+            if not self._browser.is_alive and not isinstance(error, EnvironmentCrashed):
+                raise EnvironmentCrashed(f"browser died during {what}: {error}") from error
+            raise
+        except asyncio.CancelledError:
+            self._is_healthy = False
+            raise
+
+
+def page_url(family: str) -> str:
+    """Address of a family's page. Raises ConfigError for an unknown family."""
+    require_family(family)
+    return (page_folder() / "miniwob" / f"{family}.html").as_uri()
+
+
+async def _park_pointer(page: Page) -> None:
+    """Move the pointer to the frame around the task, where it hovers over nothing."""
+    moved = page.send("Input.dispatchMouseEvent", {"type": "mouseMoved", "x": WIDTH - 1, "y": HEIGHT - 1})
+    while not moved.done():
+        await page.draw_frame()
+    await moved
