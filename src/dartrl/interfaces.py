@@ -15,6 +15,7 @@ from dartrl.records import (
     Assignment,
     Checkpoint,
     Claim,
+    EpisodeSummary,
     Evaluation,
     EvaluationResult,
     Event,
@@ -313,6 +314,10 @@ class Ledger(Protocol):
 
     def trajectories(self, *, purpose: str, family: str | None = None, limit: int = 100) -> Sequence[Trajectory]:
         """Newest trajectories with steps; `purpose` is train, evaluation or an evaluation id."""
+        ...
+
+    def episodes(self, *, after: float = 0.0) -> Sequence[EpisodeSummary]:
+        """All attempts that ended later than `after`, without their steps, in order of their end."""
         ...
 
     # -- time-driven work, done by the leased manager process

@@ -124,6 +124,26 @@ class Claim:
     """Oldest first."""
 
 
+@dataclass(frozen=True, slots=True)
+class EpisodeSummary:
+    """One finished attempt, without its steps."""
+
+    trajectory_id: str
+    """Id of the attempt."""
+    family: str
+    """Task family."""
+    purpose: str
+    """`train`, or the id of an evaluation."""
+    end: str
+    """How it ended: terminated, truncated, env_error, ..."""
+    success: bool | None
+    """Full success; None without a score."""
+    num_steps: int
+    """Replies of the policy."""
+    finished_at: float
+    """Ledger time in seconds."""
+
+
 # --------------------------------------------------------------------------- training
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import errno
 import socket
+from collections.abc import Mapping
 
 from dartrl.config import RunConfig
 from dartrl.errors import ConfigError
@@ -31,6 +32,12 @@ def choose_ports(config: RunConfig) -> dict[str, int]:
         for taken in held:
             taken.close()
     return ports
+
+
+def with_ports(config: RunConfig, ports: Mapping[str, int]) -> RunConfig:
+    """The configuration with the ports that were chosen for the run in place of zeros."""
+    chosen = {option: ports[service] for service, option in SERVICE_PORTS.items()}
+    return config.model_copy(update={"rollout": config.rollout.model_copy(update=chosen)})
 
 
 def check_port(host: str, port: int, option: str) -> None:

@@ -22,37 +22,37 @@ BUSY = "busy_seconds"
 """Sum of a Meter that every role keeps: time with work in hand."""
 
 
-async def report_stats(ledger: Ledger, meter: Meter, *, subject: str, clock: Clock, stop: asyncio.Event) -> None:
+async def report_stats(
+    ledger: Ledger, meter: Meter, *, subject: str, clock: Clock, stop: asyncio.Event, with_children: bool = True
+) -> None:
     """Record a `stats` event every few seconds until `stop` is set, then a last one.
 
+    with_children: memory counts the descendants as well; off for a process whose children report for themselves.
     A ledger that is briefly unreachable costs readings, never the role.
     """
     started = clock.now()
     stopping = False
     while not stopping:
         stopping = await wait_for_event(stop, STATS_SECONDS)
-        event = Event("stats", subject, stats_data(meter, wall_seconds=clock.now() - started))
+        event = Event("stats", subject, stats_data(meter, wall_seconds=clock.now() - started, with_children=with_children))
         try:
             await clock.run_blocking(ledger.record_event, event)
         except (DartrlError, OSError):
             continue
 
 
-def stats_data(meter: Meter, *, wall_seconds: float) -> dict[str, float]:
-    """The body of a `stats` event: busy and wall seconds since the role's start, rss_mib of its process tree, all readings."""
+def stats_data(meter: Meter, *, wall_seconds: float, with_children: bool = True) -> dict[str, float]:
+    """The body of a `stats` event: busy and wall seconds since the role's start, rss_mib of its processes, all readings."""
     readings = meter.readings()
     readings.setdefault(BUSY, 0.0)
-    return {**readings, "wall_seconds": wall_seconds, "rss_mib": tree_rss_mib()}
+    return {**readings, "wall_seconds": wall_seconds, "rss_mib": rss_mib(with_children=with_children)}
 
 
-def tree_rss_mib(pid: int | None = None) -> float:
-    """Resident memory in MiB of a process (this one if None) and all its descendants; shared pages count each time."""
+def rss_mib(*, with_children: bool) -> float:
+    """Resident memory in MiB of this process, with all its descendants if asked for; shared pages count each time."""
     total = 0
-    try:
-        root = psutil.Process(pid)
-        members = [root, *root.children(recursive=True)]
-    except psutil.NoSuchProcess:
-        return 0.0
+    root = psutil.Process()
+    members = [root, *root.children(recursive=True)] if with_children else [root]
     for member in members:
         try:
             total += member.memory_info().rss

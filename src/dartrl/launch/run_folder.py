@@ -82,7 +82,8 @@ def create_run_folder(config: RunConfig, *, stamp: str) -> RunFolder:
         write_atomically(folder.path / "config.json", body, mode=0o600)
         _point_latest(runs, folder.run_id)
     except OSError as error:
-        raise ConfigError(f"runs_dir is {runs}, which cannot be written ({error.strerror}); choose another with --set runs_dir=DIR") from error
+        reason = f"runs_dir is {runs}, which cannot be written ({error.strerror})"
+        raise ConfigError(f"{reason}; choose another with --set runs_dir=DIR") from error
     return folder
 
 
@@ -91,9 +92,11 @@ def find_run_folder(run: str, runs_dir: Path) -> RunFolder:
     for candidate in (Path(run), runs_dir / run):
         if (candidate / "config.json").is_file():
             return RunFolder(candidate.resolve())
-    known = sorted((path.parent.name for path in runs_dir.glob("*/config.json") if not path.parent.is_symlink()), reverse=True)
-    hint = f"runs in {runs_dir}: {', '.join(known[:5])}" if known else f"there are no runs in {runs_dir}; start one with: dartrl run RECIPE"
-    raise ConfigError(f"run {run!r} does not exist; {hint}")
+    folders = [path.parent for path in runs_dir.glob("*/config.json") if not path.parent.is_symlink()]
+    known = [folder.name for folder in sorted(folders, key=lambda folder: folder.stat().st_mtime, reverse=True)]
+    if not known:
+        raise ConfigError(f"run {run!r} does not exist; there are no runs in {runs_dir}, start one with: dartrl run RECIPE")
+    raise ConfigError(f"run {run!r} does not exist; runs in {runs_dir}: {', '.join(known[:5])}")
 
 
 def load_config(folder: RunFolder) -> RunConfig:

@@ -136,7 +136,12 @@ class Supervisor:
         ]  # fmt: skip
         with self.folder.log_file(spec.subject).open("ab") as output:
             process = await asyncio.create_subprocess_exec(
-                *command, stdin=asyncio.subprocess.DEVNULL, stdout=output, stderr=output, start_new_session=True, env=role_environment()
+                *command,
+                stdin=asyncio.subprocess.DEVNULL,
+                stdout=output,
+                stderr=output,
+                start_new_session=True,
+                env=role_environment(),
             )
         self._processes[spec.subject] = process
         log.info("role started subject=%s pid=%d", spec.subject, process.pid)
@@ -159,7 +164,7 @@ class Supervisor:
         if hopeless:
             raise RoleFailed(f"{spec.subject} cannot be kept running: {self._reason(spec.subject, status)}")
         restart = Restart(spec.subject, status, failures, self.policy.delay_seconds(failures), uptime)
-        log.warning("role died subject=%s status=%d uptime=%.1f next_start=%.1f", spec.subject, status, uptime, restart.delay_seconds)
+        log.warning("role died subject=%s status=%d uptime=%.1f pause=%.1f", spec.subject, status, uptime, restart.delay_seconds)
         await self.on_restart(restart)
 
     async def _terminate(self, subject: str, process: asyncio.subprocess.Process) -> None:

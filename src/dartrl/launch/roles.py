@@ -1,0 +1,224 @@
+"""Builds and runs one role of a run, as a process of its own.
+
+Each role gets its parts from the run's folder and its configuration alone: ledger, blobs, clock, meter. What a role is
+made of is imported inside its own function, so that a runner never loads torch. SIGTERM and SIGINT set `stop`; the role
+then finishes what it holds and returns.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+import os
+import signal
+import socket
+import traceback
+from collections.abc import Awaitable, Callable, Generator
+from dataclasses import dataclass
+from typing import Any
+
+import uvicorn
+
+from dartrl.config import RunConfig
+from dartrl.data.blobs import FileBlobStore
+from dartrl.data.manager import DataManager, open_ledger
+from dartrl.launch import plugins
+from dartrl.launch.failures import explain, is_expected, is_user_error
+from dartrl.launch.ports import base_url, with_ports
+from dartrl.launch.processes import die_with_parent, set_title
+from dartrl.launch.role_stats import report_stats
+from dartrl.launch.run_folder import RunFolder, read_ports
+from dartrl.launch.supervisor import EXIT_USER_ERROR
+from dartrl.launch.system_clock import SystemClock
+from dartrl.metrics import Meter
+
+log = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True, slots=True)
+class RoleContext:
+    """What every role is built from."""
+
+    folder: RunFolder
+    """The run's folder."""
+    config: RunConfig
+    """Resolved configuration."""
+    ports: dict[str, int]
+    """Service -> port."""
+    name: str
+    """Subject of events and logs, such as `runner-0`."""
+    holder: str
+    """Name under which leases are held; differs between two lives of a role."""
+    clock: SystemClock
+    """Real time."""
+    meter: Meter
+    """Counters of this process."""
+    blobs: FileBlobStore
+    """Screenshots and arrays."""
+    ledger: DataManager
+    """The data manager, bound to the run."""
+    stop: asyncio.Event
+    """Set when the role is to end."""
+
+
+def run_role(role: str, index: int, folder: RunFolder, *, supervisor_pid: int | None) -> int:
+    """Run one role until it is told to stop; returns its exit status.
+
+    supervisor_pid: the process with which this one dies; None for a role started by hand.
+    """
+    if supervisor_pid is not None:
+        die_with_parent(supervisor_pid)
+    name = f"{role}-{index}"
+    set_title(f"dartrl {name}")
+    logging.basicConfig(level=logging.INFO, format="%(asctime)s %(levelname)s %(name)s %(message)s", force=True)
+    for chatty in ("httpx", "httpcore", "alembic", "uvicorn.access"):
+        logging.getLogger(chatty).setLevel(logging.WARNING)
+    try:
+        asyncio.run(_run(role, name, folder))
+    except Exception as error:  # noqa: BLE001 - role supervision: the supervisor starts the role again
+        return _give_up(folder, name, error)
+    return 0
+
+
+def _give_up(folder: RunFolder, name: str, error: Exception) -> int:
+    reason = explain(error, folder=folder.path)
+    if is_expected(error):
+        log.error("role failed name=%s reason=%s", name, reason)
+    else:
+        log.error("role failed name=%s\n%s", name, "".join(traceback.format_exception(error)))
+    with contextlib.suppress(OSError):
+        folder.failure_file(name).write_text(reason, encoding="utf-8")
+    return EXIT_USER_ERROR if is_user_error(error) else 1
+
+
+async def _run(role: str, name: str, folder: RunFolder) -> None:
+    context = build_context(name, folder)
+    loop = asyncio.get_running_loop()
+    for number in (signal.SIGTERM, signal.SIGINT):
+        loop.add_signal_handler(number, context.stop.set)
+    log.info("role ready name=%s pid=%d", name, os.getpid())
+    async with asyncio.TaskGroup() as tasks:
+        tasks.create_task(
+            report_stats(context.ledger, context.meter, subject=name, clock=context.clock, stop=context.stop), name="stats"
+        )
+        try:
+            await ROLES[role](context)
+        finally:
+            context.stop.set()
+    log.info("role ended name=%s", name)
+
+
+def build_context(name: str, folder: RunFolder) -> RoleContext:
+    """The parts shared by all roles. Raises ConfigError if the run's folder or database cannot be used."""
+    ports = read_ports(folder)
+    config = with_ports(folder.config(), ports)
+    clock = SystemClock()
+    blobs = FileBlobStore(folder.blobs)
+    ledger = open_ledger(folder.ledger_url(config), blobs=blobs, config=config, run_id=folder.run_id, now=clock.now)
+    return RoleContext(
+        folder=folder,
+        config=config,
+        ports=ports,
+        name=name,
+        holder=f"{name}@{socket.gethostname()}:{os.getpid()}",
+        clock=clock,
+        meter=Meter(clock.now),
+        blobs=blobs,
+        ledger=ledger,
+        stop=asyncio.Event(),
+    )
+
+
+async def _engine(context: RoleContext) -> None:
+    from dartrl.rollout.embedded_engine import EmbeddedEngine
+    from dartrl.rollout.server import create_worker_app
+
+    engine = EmbeddedEngine(context.config, name=context.name, clock=context.clock)
+    await serve_http(create_worker_app(engine), context.config.rollout.host, context.ports[context.name], context.stop)
+
+
+async def _router(context: RoleContext) -> None:
+    from dartrl.rollout.router import RouterService
+
+    host = context.config.rollout.host
+    workers = [base_url(host, context.ports[f"engine-{index}"]) for index in range(context.config.rollout.workers)]
+    service = RouterService(context.config, ledger=context.ledger, clock=context.clock, meter=context.meter, workers=workers)
+    await service.run(context.stop)
+
+
+async def _runner(context: RoleContext) -> None:
+    from dartrl.rollout.client import HttpPolicyClient
+    from dartrl.rollout.runner import Runner
+
+    config = context.config
+    url = base_url(config.rollout.host, context.ports["router"])
+    client = HttpPolicyClient(url, timeout_seconds=config.rollout.request_timeout_seconds, clock=context.clock)
+    runner = Runner(
+        ledger=context.ledger,
+        pool=plugins.create_pool(config, context.clock),
+        client=client,
+        dialect=plugins.create_dialect(config.agent),
+        blobs=context.blobs,
+        config=config,
+        clock=context.clock,
+        meter=context.meter,
+        name=context.holder,
+    )
+    await runner.run(context.stop)
+
+
+async def _trainer(context: RoleContext) -> None:
+    from dartrl.data.curation import select_high_entropy_steps
+    from dartrl.train.trainer import Trainer
+
+    trainer = Trainer(
+        ledger=context.ledger,
+        blobs=context.blobs,
+        config=context.config,
+        run_dir=context.folder.path,
+        clock=context.clock,
+        meter=context.meter,
+        holder=context.holder,
+        select_steps=select_high_entropy_steps(context.config.curation.high_entropy_share),
+    )
+    await trainer.run(context.stop)
+
+
+async def _manager(context: RoleContext) -> None:
+    from dartrl.data.manager import run_manager
+
+    await run_manager(context.ledger, clock=context.clock, holder=context.holder, stop=context.stop)
+
+
+ROLES: dict[str, Callable[[RoleContext], Awaitable[None]]] = {
+    "engine": _engine,
+    "router": _router,
+    "runner": _runner,
+    "trainer": _trainer,
+    "manager": _manager,
+}
+"""Role -> the coroutine function that runs it until `stop` is set."""
+
+
+class _Server(uvicorn.Server):
+    """A server that leaves signals to the role."""
+
+    @contextlib.contextmanager
+    def capture_signals(self) -> Generator[None]:
+        yield
+
+
+async def serve_http(app: Any, host: str, port: int, stop: asyncio.Event) -> None:
+    """Serve an ASGI app until `stop` is set."""
+    server = _Server(uvicorn.Config(app, host=host, port=port, log_level="warning", access_log=False, timeout_graceful_shutdown=3))
+    async with asyncio.TaskGroup() as tasks:
+        serving = tasks.create_task(server.serve(), name="http")
+        tasks.create_task(_end_with(server, serving, stop), name="http-stop")
+
+
+async def _end_with(server: uvicorn.Server, serving: asyncio.Task[None], stop: asyncio.Event) -> None:
+    stopped = asyncio.ensure_future(stop.wait())
+    await asyncio.wait({stopped, serving}, return_when=asyncio.FIRST_COMPLETED)
+    stopped.cancel()
+    server.should_exit = True
