@@ -185,8 +185,8 @@ class TrainingConfig(Section):
     """Training steps between two resumable checkpoints."""
     keep_checkpoints: int = Field(default=2, ge=1)
     """Newest checkpoints kept on disk."""
-    max_minutes: float = Field(default=15.0, gt=0)
-    """Training time."""
+    max_minutes: float = Field(default=15.0, ge=0)
+    """Training time; 0 only evaluates."""
     max_training_steps: int = Field(default=100_000, ge=1)
     """Training steps."""
 

@@ -14,7 +14,7 @@ from pathlib import Path
 import orjson
 
 from dartrl.config import RunConfig
-from dartrl.errors import ConfigError, DartrlError, WeightsRejected
+from dartrl.errors import ConfigError, DartrlError, EnvironmentFault, WeightsRejected
 from dartrl.launch import plugins
 from dartrl.launch.ports import SERVICE_PORTS, check_port
 
@@ -170,7 +170,7 @@ def check_browser(config: RunConfig) -> CheckResult:
 def _guarded(name: str, check: Callable[[RunConfig], CheckResult], config: RunConfig) -> CheckResult:
     try:
         return check(config)
-    except ConfigError as error:
+    except (ConfigError, EnvironmentFault) as error:
         message, _, remedy = str(error).rpartition("; ")
         return CheckResult(name, False, message or remedy, remedy if message else "correct it in the recipe or with --set")
     except (DartrlError, OSError) as error:

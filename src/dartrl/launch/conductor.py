@@ -100,9 +100,11 @@ class Conductor:
                 await wait_for_event(self._stop, POLL_SECONDS)
 
     async def _train(self) -> None:
-        await self._set_phase(Phase.TRAINING)
-        spent = training_seconds(await self._events("stage"))
         limit = self._config.training.max_minutes * 60.0
+        spent = training_seconds(await self._events("stage"))
+        if spent >= limit:
+            return
+        await self._set_phase(Phase.TRAINING)
         last = self._clock.now()
         recorded = spent
         while not self._stop.is_set() and spent < limit and not await self._all_steps_done():
@@ -135,7 +137,7 @@ class Conductor:
             return await self._clock.run_blocking(self._ledger.current_weights) is not None
 
         if not await self._wait_until(are_published, START_SECONDS):
-            raise RoleFailed(f"no weights were published within {START_SECONDS:.0f} s of the start; see logs/trainer-0.log of the run")
+            raise RoleFailed(f"no weights were published within {START_SECONDS:.0f} s; see logs/trainer-0.log in the run's folder")
 
     async def _wait_for_sync(self) -> None:
         async def is_synced() -> bool:

@@ -115,6 +115,11 @@ class Supervisor:
         """Subject -> pid of the roles that run now."""
         return {subject: process.pid for subject, process in self._processes.items() if process.returncode is None}
 
+    def kill(self) -> None:
+        """End all roles at once, without grace; `run` then returns or raises."""
+        for pid in self.pids().values():
+            kill_group(pid)
+
     async def _keep(self, spec: RoleSpec, stop: asyncio.Event) -> None:
         failures = 0
         while not stop.is_set():

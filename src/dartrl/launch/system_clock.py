@@ -31,6 +31,10 @@ class SystemClock:
         """Seconds since the epoch."""
         return self._offset + time.monotonic()
 
+    def stamp(self) -> str:
+        """Local time as 20260131-235959, for names of folders."""
+        return time.strftime("%Y%m%d-%H%M%S", time.localtime(self.now()))
+
     async def sleep(self, seconds: float) -> None:
         """Return after that time."""
         await asyncio.sleep(seconds)
