@@ -1,0 +1,80 @@
+"""Views of the ledger for reports, dashboards and the trainer; nothing here changes a row."""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Sequence
+
+from dartrl.data.encoding import decode_trajectory
+from dartrl.data.scope import RunScope
+from dartrl.data.store import Above, Row, Transaction
+from dartrl.records import Event, WeightsVersion
+from dartrl.types import SCORED_ENDS, Task, Trajectory
+
+StoredTrajectory = tuple[Row, list[Row], Task]
+"""rollout_run row, its step rows in order, its task; the arrays are still in their blob."""
+
+
+def stored_trajectories(scope: RunScope, transaction: Transaction, ids: Sequence[str]) -> dict[str, StoredTrajectory]:
+    """Rows of the trajectories with these ids."""
+    if not ids:
+        return {}
+    steps: defaultdict[str, list[Row]] = defaultdict(list)
+    for row in transaction.select("step", {"trajectory_id": tuple(ids)}, order="step_index"):
+        steps[row["trajectory_id"]].append(row)
+    rows = transaction.select("rollout_run", {"run_id": scope.run_id, "trajectory_id": tuple(ids)})
+    return {row["trajectory_id"]: (row, steps[row["trajectory_id"]], scope.task(transaction, row["task_id"])) for row in rows}
+
+
+def load_trajectory(scope: RunScope, stored: StoredTrajectory) -> Trajectory:
+    """The whole trajectory, its arrays read and verified; no transaction is needed. Raises BlobCorrupt."""
+    row, steps, task = stored
+    return decode_trajectory(row, steps, task, scope.blobs.get(row["arrays"]) if steps else None)
+
+
+def newest_ids(scope: RunScope, transaction: Transaction, *, purpose: str, family: str | None, limit: int) -> list[str]:
+    """Ids of the newest scored trajectories; `purpose` is train, evaluation or an evaluation id."""
+    where: dict[str, object] = {"run_id": scope.run_id, "state": tuple(str(end) for end in SCORED_ENDS)}
+    where |= {"purpose": purpose} if purpose in ("train", "evaluation") else {"evaluation_id": purpose}
+    if family is not None:
+        where["family"] = family
+    rows = transaction.select("rollout_run", where, descending=True, limit=limit)
+    return [row["trajectory_id"] for row in rows]
+
+
+def decode_weights(row: Row) -> WeightsVersion:
+    """The weights version of a row."""
+    return WeightsVersion(row["version"], row["path"], row["checksum"], row["training_step"], row["parent"], row["created_at"])
+
+
+def read_events(scope: RunScope, transaction: Transaction, kinds: Sequence[str], after: float) -> list[Event]:
+    """Events of these kinds (all if empty) later than `after`, in order."""
+    where: dict[str, object] = {"run_id": scope.run_id, "at": Above(after)}
+    if kinds:
+        where["kind"] = tuple(kinds)
+    return [Event(row["kind"], row["subject"], row["data"], row["at"]) for row in transaction.select("event", where)]
+
+
+def read_counts(scope: RunScope, transaction: Transaction) -> dict[str, int]:
+    """Counters by name: groups_<state>, members_<state>, trajectories, trajectories_<end>, leases, training_steps, ..."""
+    run = {"run_id": scope.run_id}
+    counts: dict[str, int] = {f"groups_{state}": 0 for state in ("open", "ready", "claimed", "applied", "trained", "rejected")}
+    for (purpose, state), count in transaction.tally("rollout_group", run, ("purpose", "state")).items():
+        name = f"groups_{state}" if purpose == "train" else f"evaluation_groups_{state}"
+        counts[name] = count
+    for (state,), count in transaction.tally("group_member", run, ("state",)).items():
+        counts[f"members_{state}"] = count
+    for (state,), count in transaction.tally("rollout_run", run, ("state",)).items():
+        counts[f"trajectories_{state}"] = count
+    counts["trajectories"] = sum(count for name, count in counts.items() if name.startswith("trajectories_"))
+    for (kind, state), count in transaction.tally("lease", run, ("kind", "state")).items():
+        if kind == "trajectory" and state == "held":
+            counts["leases"] = count
+    counts.setdefault("leases", 0)
+    for (state,), count in transaction.tally("training_step", run, ("state",)).items():
+        counts[f"training_steps_{state}"] = count
+    for (state,), count in transaction.tally("weights_version", run, ("state",)).items():
+        counts[f"weights_{state}"] = count
+    weights = scope.weights_row(transaction)
+    counts["weights_version"] = weights["version"] if weights else 0
+    return counts
