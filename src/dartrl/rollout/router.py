@@ -220,7 +220,7 @@ class InferenceApp:
         except PolicyUnavailable as error:
             await send_error(send, 503, str(error))
         except PolicyFault as error:
-            await send_error(send, 502, str(error))
+            await send_error(send, 500, str(error))
         else:
             await send_body(send, reply.status, reply.body)
 
