@@ -13,7 +13,7 @@ from dataclasses import replace
 from dartrl.agent.actions import VERBS
 from dartrl.agent.calls import thought_of
 from dartrl.interfaces import ImageRef, Message
-from dartrl.types import Action, Observation, ParseError, Step
+from dartrl.types import Action, Observation, Step
 
 _ANGLES = "<\uff1c\ufe64"  # forms of the less-than sign that compatibility normalisation folds into one
 _BARS = "|\uff5c"
@@ -42,19 +42,6 @@ def neutralise(text: str) -> str:
     return text
 
 
-def error_observation(observation: Observation, error: ParseError) -> Observation:
-    """The same observation, with what was wrong with the reply as its text.
-
-    observation: what the unreadable reply was about; it may itself follow another unreadable reply.
-    """
-    text = observation.text.removesuffix(str(observation.info.get("error", ""))).rstrip("\n")
-    return replace(
-        observation,
-        text=f"{text}\n{error.message}" if text else error.message,
-        info={**observation.info, "error": error.message},
-    )
-
-
 def written_reply(step: Step, render: Callable[[Action], str]) -> str:
     """An earlier reply as the model is shown it: its thought and its actions in the dialect's own spelling.
 
@@ -80,7 +67,7 @@ def conversation(
     """User and assistant messages in turn, the opening in the first.
 
     The last `history_images` screenshots are kept, the present one included, and all texts. A user message that has lost
-    its screenshot and has no text is left out, so that two replies can follow each other.
+    its screenshot and has no text is left out, so that two replies can follow each other; the last message is the user's.
     opening: written by the dialect. reply_of: how an earlier step's reply is shown.
     """
     images = [_image_of(step) for step in steps] + [image]
@@ -91,6 +78,8 @@ def conversation(
         shown = images[index] if index >= first_kept else None
         words = "\n".join(part for part in (opening if index == 0 else "", neutralise(text)) if part)
         parts: list[str | ImageRef] = [part for part in (words, shown) if part]
+        if index == len(steps):
+            parts = parts or [""]
         if parts:
             messages.append(Message("user", tuple(reversed(parts) if is_image_first else parts)))
         if index < len(steps):
