@@ -25,6 +25,7 @@ from dartrl.records import (
     Checkpoint,
     Claim,
     ClaimedGroup,
+    EpisodeSummary,
     Evaluation,
     EvaluationResult,
     Event,
@@ -187,12 +188,12 @@ class DataManager:
     # ------------------------------------------------------------------ events and reading
 
     def record_event(self, event: Event) -> None:
-        """Append to the event log; a `sync` event also says which version its worker answers with now."""
+        """Append to the event log; a `join` or `sync` event also says which version its worker answers with now."""
         with self.store.transaction() as transaction:
             at = event.at or transaction.now
             row = {"run_id": self.scope.run_id, "kind": event.kind, "subject": event.subject, "data": event.data, "at": at}
             transaction.insert("event", [row])
-            if event.kind == "sync" and "worker" in event.data and "version" in event.data:
+            if event.kind in ("join", "sync") and "worker" in event.data and "version" in event.data:
                 self._note_worker(transaction, str(event.data["worker"]), int(event.data["version"]))
 
     def _note_worker(self, transaction: Transaction, worker: str, version: int) -> None:
@@ -223,6 +224,11 @@ class DataManager:
             ids = reading.newest_ids(self.scope, transaction, purpose=purpose, family=family, limit=limit)
             stored = reading.stored_trajectories(self.scope, transaction, ids)
         return [reading.load_trajectory(self.scope, stored[name]) for name in ids]
+
+    def episodes(self, *, after: float = 0.0) -> Sequence[EpisodeSummary]:
+        """All attempts that ended later than `after`, without their steps, in order of their end."""
+        with self.store.reading() as transaction:
+            return reading.read_episodes(self.scope, transaction, after)
 
     # ------------------------------------------------------------------ time-driven work
 

@@ -8,8 +8,8 @@ from collections.abc import Sequence
 from dartrl.data.encoding import decode_trajectory
 from dartrl.data.scope import RunScope
 from dartrl.data.store import Above, Row, Transaction
-from dartrl.records import Event, WeightsVersion
-from dartrl.types import SCORED_ENDS, Task, Trajectory
+from dartrl.records import EpisodeSummary, Event, WeightsVersion
+from dartrl.types import SCORED_ENDS, End, Task, Trajectory
 
 StoredTrajectory = tuple[Row, list[Row], Task]
 """rollout_run row, its step rows in order, its task; the arrays are still in their blob."""
@@ -53,6 +53,23 @@ def read_events(scope: RunScope, transaction: Transaction, kinds: Sequence[str],
     if kinds:
         where["kind"] = tuple(kinds)
     return [Event(row["kind"], row["subject"], row["data"], row["at"]) for row in transaction.select("event", where)]
+
+
+def read_episodes(scope: RunScope, transaction: Transaction, after: float) -> list[EpisodeSummary]:
+    """All attempts that ended later than `after`, in order of their end."""
+    where = {"run_id": scope.run_id, "state": tuple(str(end) for end in End), "finished_at": Above(after)}
+    return [
+        EpisodeSummary(
+            row["trajectory_id"],
+            row["family"],
+            row["evaluation_id"] or row["purpose"],
+            row["state"],
+            row["success"],
+            row["num_chunks"] or 0,
+            row["finished_at"],
+        )
+        for row in transaction.select("rollout_run", where, order="finished_at")
+    ]
 
 
 def read_counts(scope: RunScope, transaction: Transaction) -> dict[str, int]:
