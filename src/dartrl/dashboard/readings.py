@@ -43,7 +43,7 @@ class RunReadings:
         return [event for event in self.events if event.kind == kind]
 
 
-REPORT_EVENTS = ("stage", "session", "view", "stats", "sync", "restart", "alarm", "breaker")
+REPORT_EVENTS = ("stage", "session", "view", "stats", "join", "sync", "restart", "alarm", "breaker")
 """Kinds of events that views and reports read."""
 
 

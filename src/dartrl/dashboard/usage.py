@@ -1,6 +1,6 @@
 """Busy shares, memory and counters out of the roles' `stats` events. Pure.
 
-A role's counters start at zero with each of its lives, so that a fall of `wall_seconds` marks a restart.
+A role's counters start at zero with each of its lives; another `pid` marks another life.
 """
 
 from __future__ import annotations
@@ -68,9 +68,9 @@ def _increases(events: Sequence[Event], name: str) -> list[tuple[str, float, flo
     last: dict[str, tuple[float, float]] = {}
     increases: list[tuple[str, float, float]] = []
     for event in events:
-        wall, value = float(event.data.get("wall_seconds", 0.0)), float(event.data.get(name, 0.0))
-        wall_before, value_before = last.get(event.subject, (0.0, 0.0))
-        increase = value if wall < wall_before else value - value_before
+        life, value = float(event.data.get("pid", 0)), float(event.data.get(name, 0.0))
+        life_before, value_before = last.get(event.subject, (life, 0.0))
+        increase = value if life != life_before else value - value_before
         increases.append((role_of(event.subject), event.at, increase))
-        last[event.subject] = (wall, value)
+        last[event.subject] = (life, value)
     return increases

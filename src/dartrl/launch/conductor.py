@@ -118,14 +118,15 @@ class Conductor:
 
     async def _all_steps_done(self) -> bool:
         counts = await self._clock.run_blocking(self._ledger.counts)
-        return counts.get("training_steps", 0) >= self._config.training.max_training_steps
+        done = counts.get("training_steps_applied", 0) + counts.get("training_steps_durable", 0)
+        return done >= self._config.training.max_training_steps
 
     async def _drain(self) -> None:
         await self._set_phase(Phase.DRAINING)
 
         async def is_quiet() -> bool:
             counts = await self._clock.run_blocking(self._ledger.counts)
-            return not any(counts.get(name, 0) for name in ("trajectories_running", "members_claimed", "members_applied"))
+            return not any(counts.get(name, 0) for name in ("leases", "members_claimed", "members_applied"))
 
         if not await self._wait_until(is_quiet, DRAIN_SECONDS):
             log.warning("draining ended early seconds=%.0f: episodes or memberships are still open", DRAIN_SECONDS)
@@ -142,7 +143,7 @@ class Conductor:
     async def _wait_for_sync(self) -> None:
         async def is_synced() -> bool:
             weights = await self._clock.run_blocking(self._ledger.current_weights)
-            loaded = loaded_versions(await self._events("sync"))
+            loaded = loaded_versions(await self._events("join", "sync"))
             workers = self._config.rollout.workers
             return weights is not None and sum(version == weights.version for version in loaded.values()) >= workers
 
@@ -162,8 +163,8 @@ class Conductor:
 
     # -- ledger
 
-    async def _events(self, kind: str) -> list[Event]:
-        return list(await self._clock.run_blocking(self._ledger.events, (kind,)))
+    async def _events(self, *kinds: str) -> list[Event]:
+        return list(await self._clock.run_blocking(self._ledger.events, kinds))
 
     async def _record(self, stage: Stage, **data: float | str) -> None:
         log.info("stage %s %s", stage, data)
@@ -187,5 +188,5 @@ def finished_stages(events: list[Event]) -> set[str]:
 
 
 def loaded_versions(events: list[Event]) -> dict[str, int]:
-    """Worker -> version of its last `sync` event."""
+    """Worker -> version of its last `join` or `sync` event."""
     return {str(event.data["worker"]): int(event.data["version"]) for event in events if "version" in event.data}

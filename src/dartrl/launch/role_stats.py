@@ -6,6 +6,7 @@ Woken by its own timer; ends when `stop` is set, after one last event.
 from __future__ import annotations
 
 import asyncio
+import os
 
 import psutil
 
@@ -42,10 +43,10 @@ async def report_stats(
 
 
 def stats_data(meter: Meter, *, wall_seconds: float, with_children: bool = True) -> dict[str, float]:
-    """The body of a `stats` event: busy and wall seconds since the role's start, rss_mib of its processes, all readings."""
+    """The body of a `stats` event: pid, busy and wall seconds since the role's start, rss_mib of its processes, all readings."""
     readings = meter.readings()
     readings.setdefault(BUSY, 0.0)
-    return {**readings, "wall_seconds": wall_seconds, "rss_mib": rss_mib(with_children=with_children)}
+    return {**readings, "pid": os.getpid(), "wall_seconds": wall_seconds, "rss_mib": rss_mib(with_children=with_children)}
 
 
 def rss_mib(*, with_children: bool) -> float:

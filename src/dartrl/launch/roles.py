@@ -14,11 +14,8 @@ import os
 import signal
 import socket
 import traceback
-from collections.abc import Awaitable, Callable, Generator
+from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
-from typing import Any
-
-import uvicorn
 
 from dartrl.config import RunConfig
 from dartrl.data.blobs import FileBlobStore
@@ -133,9 +130,11 @@ def build_context(name: str, folder: RunFolder) -> RoleContext:
 async def _engine(context: RoleContext) -> None:
     from dartrl.rollout.embedded_engine import EmbeddedEngine
     from dartrl.rollout.server import create_worker_app
+    from dartrl.rollout.serving import bind, serve
 
     engine = EmbeddedEngine(context.config, name=context.name, clock=context.clock)
-    await serve_http(create_worker_app(engine), context.config.rollout.host, context.ports[context.name], context.stop)
+    with contextlib.closing(bind(context.config.rollout.host, context.ports[context.name], "rollout.host")) as listener:
+        await serve(create_worker_app(engine), listener, context.stop)
 
 
 async def _router(context: RoleContext) -> None:
@@ -164,6 +163,7 @@ async def _runner(context: RoleContext) -> None:
         clock=context.clock,
         meter=context.meter,
         name=context.holder,
+        reward=plugins.load_reward(config.environment.reward),
     )
     await runner.run(context.stop)
 
@@ -199,26 +199,3 @@ ROLES: dict[str, Callable[[RoleContext], Awaitable[None]]] = {
     "manager": _manager,
 }
 """Role -> the coroutine function that runs it until `stop` is set."""
-
-
-class _Server(uvicorn.Server):
-    """A server that leaves signals to the role."""
-
-    @contextlib.contextmanager
-    def capture_signals(self) -> Generator[None]:
-        yield
-
-
-async def serve_http(app: Any, host: str, port: int, stop: asyncio.Event) -> None:
-    """Serve an ASGI app until `stop` is set."""
-    server = _Server(uvicorn.Config(app, host=host, port=port, log_level="warning", access_log=False, timeout_graceful_shutdown=3))
-    async with asyncio.TaskGroup() as tasks:
-        serving = tasks.create_task(server.serve(), name="http")
-        tasks.create_task(_end_with(server, serving, stop), name="http-stop")
-
-
-async def _end_with(server: uvicorn.Server, serving: asyncio.Task[None], stop: asyncio.Event) -> None:
-    stopped = asyncio.ensure_future(stop.wait())
-    await asyncio.wait({stopped, serving}, return_when=asyncio.FIRST_COMPLETED)
-    stopped.cancel()
-    server.should_exit = True
