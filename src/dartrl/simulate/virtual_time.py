@@ -60,13 +60,16 @@ class VirtualTimeLoop(asyncio.SelectorEventLoop):
 
 
 class VirtualClock:
-    """Clock of code that runs on a VirtualTimeLoop."""
+    """Clock of code that runs on a VirtualTimeLoop; it belongs to the loop on which it is first asked."""
 
     def __init__(self, start: float = START) -> None:
         self._start = start
+        self._loop: asyncio.AbstractEventLoop | None = None
 
     def now(self) -> float:
-        return self._start + asyncio.get_running_loop().time()
+        if self._loop is None:
+            self._loop = asyncio.get_running_loop()
+        return self._start + self._loop.time()
 
     async def sleep(self, seconds: float) -> None:
         await asyncio.sleep(seconds)
