@@ -13,6 +13,7 @@
     ├── LedgerConflict         the ledger refuses: the move is not in the state table, or somebody else was first
     ├── BlobCorrupt            stored bytes are missing or do not match their hash
     ├── WeightsRejected        a worker refuses weights: checksum or probe does not match
+    ├── CheckpointBroken       a resumable checkpoint is damaged and no older one can stand in
     ├── RowRejected            a training row is inconsistent; counted and left out, never repaired
     └── RoleFailed             a role process cannot be kept running; the run ends and can be resumed
 
@@ -85,6 +86,10 @@ class WeightsRejected(DartrlError):
 
 class RoleFailed(DartrlError):
     """A role process cannot be kept running; the message carries its own reason."""
+
+
+class CheckpointBroken(DartrlError):
+    """A checkpoint's files are missing, truncated or altered; the message names file and remedy."""
 
 
 class RowRejected(DartrlError):
