@@ -43,34 +43,39 @@ def run(
     runs_dir: RunsDir = Path("runs"),
 ) -> None:
     """Evaluate, train with all modules at once, evaluate again, write the report."""
-    from dartrl.launch.entry import resume_run, start_run
-
+    if resume and overrides:
+        raise ConfigError("--set cannot be combined with --resume: a run keeps the configuration it started with")
     if resume:
-        if overrides:
-            raise ConfigError("--set cannot be combined with --resume: a run keeps the configuration it started with")
+        from dartrl.launch.entry import resume_run
+
         raise typer.Exit(resume_run(str(recipe) if recipe else "latest", runs_dir))
     if recipe is None:
         raise ConfigError("no recipe given; try: dartrl run recipes/miniwob-tiny-cpu.toml")
-    raise typer.Exit(start_run(_load(recipe, overrides)))
+    config = _load(recipe, overrides)
+    from dartrl.launch.entry import start_run
+
+    raise typer.Exit(start_run(config))
 
 
 @app.command(name="eval")
 def evaluate(recipe: Recipe, overrides: Overrides = None) -> None:
     """Evaluate the policy of a recipe on held-out tasks, sampled and greedily, without training."""
+    config = _load(recipe, overrides)
     from dartrl.launch.entry import start_run, without_training
 
-    raise typer.Exit(start_run(without_training(_load(recipe, overrides))))
+    raise typer.Exit(start_run(without_training(config)))
 
 
 @app.command()
 def check(recipe: Recipe, overrides: Overrides = None) -> None:
     """Check config, plug-ins, model, disk, database, ports, browser and fonts; each failure names its remedy."""
+    config = _load(recipe, overrides)
     from rich.console import Console
 
     from dartrl.dashboard.tables import check_table
     from dartrl.launch.checks import run_checks
 
-    results = run_checks(_load(recipe, overrides))
+    results = run_checks(config)
     Console().print(check_table([(result.name, result.ok, result.detail, result.remedy) for result in results]))
     raise typer.Exit(0 if all(result.ok for result in results) else 2)
 
