@@ -141,9 +141,9 @@ def test_every_process_may_be_killed_and_the_run_ends_normally(drill: Drill):
     drill.wait_for_training_steps(1)
     for role in ROLES:
         drill.wait_for(lambda role=role: role in drill.roles(), 60, f"a {role}")
-        victim = drill.roles()[role]
-        victim.kill()
-        drill.wait_for(lambda role=role, pid=victim.pid: role in drill.roles() and drill.roles()[role].pid != pid, 60, f"a new {role}")
+        drill.roles()[role].kill()
+        drill.wait_for(lambda role=role: role not in drill.roles(), 10, f"the death of the {role}")
+        drill.wait_for(lambda role=role: role in drill.roles(), 60, f"a new {role}")
         time.sleep(3)  # let the others meet the loss
     everybody = drill.everybody()
     assert drill.end(400) == 0, drill.output

@@ -6,13 +6,13 @@ import xml.etree.ElementTree as ElementTree
 from dataclasses import replace
 
 import numpy as np
+from tests.dashboard.test_report import readings
 
 from dartrl.dashboard.charts import Curve, curve_grid
 from dartrl.dashboard.report import compute_report
 from dartrl.dashboard.report_html import Shown, render_report
 from dartrl.testing.images import flat_png
 from dartrl.types import Action, ActionKind, End, Generation, Outcome, Step, Task, Trajectory
-from tests.dashboard.test_report import readings
 
 EVIL = "<script>alert('x')</script>&\"'"
 
@@ -38,7 +38,8 @@ def test_untrusted_text_is_escaped_everywhere():
 
 
 def test_the_page_needs_no_other_file():
-    page = render_report(compute_report(readings()), {"a": [(1.0, 0.5, 10)]}, [Shown("one", trajectory(), {"h": flat_png(56, 28, 128)})])
+    shown = Shown("one", trajectory(), {"h": flat_png(56, 28, 128)})
+    page = render_report(compute_report(readings()), {"a": [(1.0, 0.5, 10)]}, [shown])
     assert 'href="data:image/png;base64,' in page
     assert "http://" not in page.replace("http://www.w3.org/2000/svg", "") and "https://" not in page
 

@@ -33,7 +33,8 @@ def test_a_taken_port_names_its_option_and_the_remedy(option: str):
         taken.bind(("127.0.0.1", 0))
         taken.listen()
         port = taken.getsockname()[1]
-        with pytest.raises(ConfigError, match=f"rollout.{option} is {port}, which another process listens on; .*--set rollout.{option}=PORT"):
+        message = f"rollout.{option} is {port}, which another process listens on; .*--set rollout.{option}=PORT"
+        with pytest.raises(ConfigError, match=message):
             choose_ports(free_choice(**{option: port}))
     check_port("127.0.0.1", port, option)
 
