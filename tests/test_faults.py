@@ -157,7 +157,7 @@ def test_every_process_may_be_killed_and_the_run_ends_normally(drill: Drill):
 
 
 def test_an_interrupted_run_goes_on_after_a_truncated_checkpoint_was_refused(drill: Drill):
-    drill.start("training.max_minutes=1", "training.checkpoint_every=1")
+    drill.start("training.max_minutes=1", "training.checkpoint_every=1", "training.keep_checkpoints=1")
     drill.wait_for_training_steps(3)
     everybody = drill.everybody()
     assert drill.process is not None

@@ -32,7 +32,6 @@ RECENT_SECONDS = 60.0
 """What `now` means in rates and busy shares."""
 RECENT_EPISODES = 100
 """Training episodes per family in the column `now`."""
-ROLES = ("runner", "router", "engine", "trainer", "manager")
 
 
 @dataclass(frozen=True, slots=True)
@@ -61,7 +60,7 @@ def live_figures(readings: RunReadings, now: float) -> LiveFigures:
     """The figures of a moment; `now` in ledger seconds. Pure."""
     stats = readings.of_kind("stats")
     window = [(now - RECENT_SECONDS, now)]
-    shares = {role: usage.busy_share(stats, role, "busy_seconds", within=window) for role in ROLES}
+    shares = {role: usage.busy_share(stats, role, window) for role in usage.BUSY}
     walls = usage.total(stats, "runner", "wall_seconds", window)
     minutes = max(walls / max(1, readings.config.environment.runners), 1.0) / 60
     recent = sum(now - RECENT_SECONDS <= episode.finished_at for episode in readings.episodes)
@@ -212,8 +211,6 @@ def _busy(figures: LiveFigures) -> Table:
     table.add_column()
     table.add_column(width=30)
     table.add_column(justify="right")
-    for role in ROLES:
-        share = figures.busy.get(role)
-        if share is not None:
-            table.add_row(Text(f"{role} busy"), ProgressBar(total=1.0, completed=share, width=30), Text(f"{share:.0%}"))
+    for role, share in figures.busy.items():
+        table.add_row(Text(f"{role} busy"), ProgressBar(total=1.0, completed=share, width=30), Text(f"{share:.0%}"))
     return table

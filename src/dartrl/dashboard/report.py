@@ -153,9 +153,9 @@ def _usage(readings: RunReadings) -> Figures:
     stats = readings.of_kind("stats")
     windows = training_windows(readings.events)
     shares = {
-        "env_utilisation": usage.busy_share(stats, "runner", "busy_seconds", within=windows),
-        "engine_utilisation": usage.busy_share(stats, "engine", "busy_seconds", within=windows),
-        "trainer_utilisation": usage.busy_share(stats, "trainer", "busy_seconds", within=windows),
+        "env_utilisation": usage.busy_share(stats, "runner", windows),
+        "engine_utilisation": usage.busy_share(stats, "engine", windows),
+        "trainer_utilisation": usage.busy_share(stats, "trainer", windows),
     }
     return {**{name: _rounded(share) for name, share in shares.items()}, "peak_rss_mib": round(usage.peak_rss_mib(stats), 1)}
 

@@ -11,6 +11,15 @@ from typing import Any
 from dartrl.dashboard.readings import is_within
 from dartrl.records import Event
 
+BUSY = {
+    "runner": "busy_seconds",
+    "router": "cpu_seconds",
+    "engine": "engine/busy_seconds",
+    "trainer": "busy_seconds",
+    "manager": "cpu_seconds",
+}
+"""Role -> the counter (seconds) that says it is busy; router and manager count their processor time."""
+
 Windows = Sequence[tuple[float, float]]
 
 
@@ -27,15 +36,10 @@ def total(events: Sequence[Event], role: str, name: str, within: Windows | None 
     )
 
 
-def busy_share(
-    events: Sequence[Event], role: str, name: str, *, capacity: int = 1, within: Windows | None = None
-) -> float | None:
-    """Share in [0, 1] of the role's wall time in which the counter `name` (seconds) ran; None without readings.
-
-    capacity: how many things one process can be busy with at once, such as environment slots.
-    """
+def busy_share(events: Sequence[Event], role: str, within: Windows | None = None) -> float | None:
+    """Share in [0, 1] of the role's wall time in which it was busy; None without readings."""
     wall = total(events, role, "wall_seconds", within)
-    return min(1.0, total(events, role, name, within) / (wall * capacity)) if wall > 0 else None
+    return min(1.0, total(events, role, BUSY[role], within) / wall) if wall > 0 else None
 
 
 def latest(events: Sequence[Event]) -> dict[str, dict[str, Any]]:

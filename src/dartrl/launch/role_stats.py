@@ -19,9 +19,6 @@ from dartrl.records import Event
 STATS_SECONDS = 5.0
 """Time between two `stats` events of one role."""
 
-BUSY = "busy_seconds"
-"""Sum of a Meter that every role keeps: time with work in hand."""
-
 
 async def report_stats(
     ledger: Ledger, meter: Meter, *, subject: str, clock: Clock, stop: asyncio.Event, with_children: bool = True
@@ -43,10 +40,20 @@ async def report_stats(
 
 
 def stats_data(meter: Meter, *, wall_seconds: float, with_children: bool = True) -> dict[str, float]:
-    """The body of a `stats` event: pid, busy and wall seconds since the role's start, rss_mib of its processes, all readings."""
-    readings = meter.readings()
-    readings.setdefault(BUSY, 0.0)
-    return {**readings, "pid": os.getpid(), "wall_seconds": wall_seconds, "rss_mib": rss_mib(with_children=with_children)}
+    """The body of a `stats` event: all readings, pid, wall and processor seconds since the start, rss_mib of the processes."""
+    return {
+        **meter.readings(),
+        "pid": os.getpid(),
+        "wall_seconds": wall_seconds,
+        "cpu_seconds": cpu_seconds(),
+        "rss_mib": rss_mib(with_children=with_children),
+    }
+
+
+def cpu_seconds() -> float:
+    """Processor time of this process, all threads, without its children."""
+    times = psutil.Process().cpu_times()
+    return times.user + times.system
 
 
 def rss_mib(*, with_children: bool) -> float:

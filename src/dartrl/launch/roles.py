@@ -132,9 +132,11 @@ async def _engine(context: RoleContext) -> None:
     from dartrl.rollout.server import create_worker_app
     from dartrl.rollout.serving import bind, serve
 
-    engine = EmbeddedEngine(context.config, name=context.name, clock=context.clock)
+    engine = EmbeddedEngine(context.config, name=context.name, clock=context.clock, meter=context.meter)
     with contextlib.closing(bind(context.config.rollout.host, context.ports[context.name], "rollout.host")) as listener:
-        await serve(create_worker_app(engine), listener, context.stop)
+        async with asyncio.TaskGroup() as tasks:
+            tasks.create_task(engine.run(context.stop), name="engine")
+            tasks.create_task(serve(create_worker_app(engine), listener, context.stop), name="http")
 
 
 async def _router(context: RoleContext) -> None:
