@@ -7,12 +7,12 @@ import io
 
 import pytest
 from rich.console import Console
+from tests.dashboard.test_report import episode, readings, result, stage, stats
 
 from dartrl.dashboard.live import LINE_SECONDS, draw, live_figures, one_line, recent_success, show
 from dartrl.dashboard.readings import RunReadings
 from dartrl.records import TrainingStep
 from dartrl.simulate.virtual_time import START, VirtualClock, run_virtual
-from tests.dashboard.test_report import episode, readings, result, stage, stats
 
 NOW = 100.0
 
