@@ -20,6 +20,9 @@ from dartrl.interfaces import Clock
 PNG = {"format": "png", "optimizeForSpeed": True}
 """Lossless; the fast encoder costs a third more bytes and half the time."""
 
+FRAME_TIMEOUT_SECONDS = 8.0
+"""A frame takes milliseconds; one that takes this long hangs, and so does every other page of the browser."""
+
 
 class Browser:
     """A browser process; `start` before use, `close` always."""
@@ -93,14 +96,16 @@ class Browser:
     async def draw_frame(self, session: str, params: Mapping[str, Any]) -> Reply:
         """Draw one frame of a page; waits for its turn."""
         try:
-            async with self._clock.timeout(self._timeout_seconds):
+            async with self._clock.timeout(FRAME_TIMEOUT_SECONDS):
                 async with self._frame_lock:
                     if self._frame is not None and not self._frame.done():
                         await asyncio.wait([self._frame])
                     self._frame = self.devtools.send("HeadlessExperimental.beginFrame", params, session)
                     return await asyncio.shield(self._frame)
         except TimeoutError as error:
-            raise EnvironmentTimeout(f"browser drew no frame within {self._timeout_seconds:g} s") from error
+            if self._frame is not None and not self._frame.done():
+                self.devtools.close()  # no other page will get a frame either: let all of them know now
+            raise EnvironmentTimeout(f"browser drew no frame within {FRAME_TIMEOUT_SECONDS:g} s") from error
 
     async def close(self) -> None:
         """End the process group and remove its files. May be called twice."""
@@ -118,7 +123,7 @@ class Page:
         self._devtools = browser.devtools
         self._target_id = target_id
         self._session = session
-        self._loaded: asyncio.Future[None] | None = None
+        self._loaded: asyncio.Future[Reply] | None = None
         self.width = width
         self.height = height
         self.dialogs_dismissed = 0
@@ -181,7 +186,7 @@ class Page:
     def _on_event(self, method: str, params: Mapping[str, Any]) -> None:
         if method == "Page.loadEventFired":
             if self._loaded is not None and not self._loaded.done():
-                self._loaded.set_result(None)
+                self._loaded.set_result({})
         elif method == "Page.javascriptDialogOpening":
             self.dialogs_dismissed += 1
             self.send("Page.handleJavaScriptDialog", {"accept": False}).add_done_callback(_ignore)

@@ -1,7 +1,8 @@
 """Typed actions as input events of the browser, each acknowledged before the next picture is taken.
 
-`input_events` is pure. Mouse moves and wheel turns are handed to a page at its next frame, so frames are drawn until
-they have arrived; everything else is acknowledged at once.
+`input_events` is pure. Mouse moves are handed to a page at its next frame, so frames are drawn until they have arrived;
+everything else is acknowledged at once. Scrolling is done by script: a native wheel event that follows a mouse move can
+hang the next frame, and with it the browser (seen with Chromium 156).
 """
 
 from __future__ import annotations
@@ -37,12 +38,28 @@ TEXT_RUNS = re.compile(r"\r\n|[\r\n]|[ -~]|[^\r\n -~]+")
 BUTTONS = {"left": 1, "right": 2, "middle": 4}
 """Bits of the `buttons` field."""
 
-WHEEL = {"up": (0, -1), "down": (0, 1), "left": (-1, 0), "right": (1, 0)}
+SCROLL_DIRECTIONS = {"up": (0, -1), "down": (0, 1), "left": (-1, 0), "right": (1, 0)}
+"""Signs of the horizontal and vertical distance."""
+
+SCROLL_SCRIPT = """((x, y, dx, dy) => {
+  let element = document.elementFromPoint(x, y) || document.scrollingElement;
+  const options = {deltaX: dx, deltaY: dy, clientX: x, clientY: y, bubbles: true, cancelable: true, composed: true};
+  if (!element.dispatchEvent(new WheelEvent('wheel', options))) return;
+  for (; element; element = element.parentElement) {
+    const style = getComputedStyle(element);
+    const scrolls = /auto|scroll|overlay/.test(dy ? style.overflowY : style.overflowX);
+    if (!scrolls && element !== document.scrollingElement) continue;
+    const [left, top] = [element.scrollLeft, element.scrollTop];
+    element.scrollBy({left: dx, top: dy, behavior: 'instant'});
+    if (element.scrollLeft !== left || element.scrollTop !== top) return;
+  }
+})"""
+"""What a wheel does: an event that the page may cancel, then the innermost box under the pointer that can still move."""
 
 
 @dataclass(frozen=True, slots=True)
 class InputEvent:
-    """One DevTools command of the Input domain."""
+    """One DevTools command."""
 
     method: str
     """Command name."""
@@ -79,7 +96,7 @@ def input_events(action: Action) -> list[InputEvent]:
     if kind is ActionKind.DRAG:
         return _drag(action)
     if kind is ActionKind.SCROLL:
-        return [_wheel(action)]
+        return [_scroll(action)]
     if kind is ActionKind.TYPE:
         return [event for run in TEXT_RUNS.findall(action.text) for event in _typed(run)]
     if kind is ActionKind.PRESS:
@@ -113,10 +130,11 @@ def _drag(action: Action) -> list[InputEvent]:
     return events
 
 
-def _wheel(action: Action) -> InputEvent:
+def _scroll(action: Action) -> InputEvent:
     x, y = _point(action)
-    across, down = WHEEL[action.direction or "down"]
-    return _mouse("mouseWheel", x, y, needs_frame=True, deltaX=across * SCROLL_PIXELS, deltaY=down * SCROLL_PIXELS)
+    across, down = SCROLL_DIRECTIONS[action.direction or "down"]
+    call = f"{SCROLL_SCRIPT}({x}, {y}, {across * SCROLL_PIXELS}, {down * SCROLL_PIXELS})"
+    return InputEvent("Runtime.evaluate", {"expression": call})
 
 
 def _typed(run: str) -> list[InputEvent]:
