@@ -88,6 +88,11 @@ class ImageGroup:
     tokens_K: Tensor
     """Indices into the flattened [B * S] ids of all places' image tokens, K = M times tokens per image."""
 
+    def select(self, images: Tensor) -> ImageGroup:
+        """The group with these of its N distinct images only, and without places; for encoding."""
+        nothing = self.source_M[:0]
+        return ImageGroup(self.grid, self.pixels_NHWC[images], nothing, nothing)
+
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Batch:
