@@ -5,6 +5,8 @@ Exit status: 0 done, 1 the run failed, 2 the user's input is wrong, 130 interrup
 
 from __future__ import annotations
 
+import logging
+import os
 import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
@@ -101,7 +103,6 @@ def audit(
         print(line)
     for problem in report.problems:
         print(f"PROBLEM {problem}")
-    print("audit ok" if report.ok else f"audit failed: {len(report.problems)} problems")
     raise typer.Exit(0 if report.ok else 1)
 
 
@@ -129,7 +130,9 @@ def role(
 
     if name not in ROLES:
         raise ConfigError(f"role {name!r} does not exist; it must be one of {', '.join(ROLES)}")
-    raise typer.Exit(run_role(name, index, find_run_folder(str(run_dir), Path("runs")), supervisor_pid=supervisor_pid))
+    status = run_role(name, index, find_run_folder(str(run_dir), Path("runs")), supervisor_pid=supervisor_pid)
+    logging.shutdown()
+    os._exit(status)  # everything is closed; tearing torch down would only take time
 
 
 def main(arguments: list[str] | None = None) -> None:

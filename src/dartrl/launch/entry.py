@@ -73,13 +73,13 @@ def _open(folder: RunFolder, config: RunConfig) -> DataManager:
 def _run(folder: RunFolder) -> int:
     console = Console()
     _log_to(folder)
-    console.print(f"run folder: {folder.path}", highlight=False)
+    console.print(f"run folder: {folder.path}", highlight=False, soft_wrap=True)
     try:
         report = asyncio.run(run_locally(folder, console))
     except Exception as error:  # noqa: BLE001 - top of the command line: one message instead of a traceback
         return _fail(error, folder)
     if report is None:
-        console.print(f"interrupted; go on with: dartrl run --resume {folder.path}", highlight=False)
+        console.print(f"interrupted; go on with: dartrl run --resume {folder.path}", highlight=False, soft_wrap=True)
         return INTERRUPTED
     _print_report(console, folder, report)
     return 0 if report["audit_ok"] else 1
@@ -98,7 +98,7 @@ def _fail(error: Exception, folder: RunFolder) -> int:
 def _print_report(console: Console, folder: RunFolder, report: Mapping[str, Any]) -> None:
     console.print(success_table(report["per_task"]))
     console.print(summary_table(report, HEADLINES))
-    console.print(f"report: {folder.path / 'report.html'}", highlight=False)
+    console.print(f"report: {folder.path / 'report.html'}", highlight=False, soft_wrap=True)
 
 
 def _log_to(folder: RunFolder) -> None:

@@ -103,6 +103,7 @@ async def _run(role: str, name: str, folder: RunFolder) -> None:
             await ROLES[role](context)
         finally:
             context.stop.set()
+    context.ledger.close()
     log.info("role ended name=%s", name)
 
 

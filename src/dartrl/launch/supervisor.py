@@ -50,7 +50,7 @@ class RestartPolicy:
     """Pause after the first death; doubles with each further one in a row."""
     longest_delay_seconds: float = 15.0
     """Upper bound of the pause."""
-    healthy_seconds: float = 15.0
+    healthy_seconds: float = 60.0
     """A process that lived longer starts the count anew."""
     most_failures: int = 5
     """Deaths in a row, each soon after the start, at which the run is given up."""
@@ -109,7 +109,7 @@ class Supervisor:
                 for spec in specs:
                     tasks.create_task(self._keep(spec, stop), name=spec.subject)
         finally:
-            self._end_everything()
+            await self._end_everything()
 
     def pids(self) -> dict[str, int]:
         """Subject -> pid of the roles that run now."""
@@ -180,17 +180,21 @@ class Supervisor:
                     await process.wait()
             except TimeoutError:
                 log.warning("role killed subject=%s grace=%.1f", subject, self.grace_seconds)
+                kill_group(process.pid)
+                await process.wait()
         self._clear_remains(process.pid)
 
     def _clear_remains(self, pid: int) -> None:
         kill_group(pid)
         end_orphans(self._foreign | {process.pid for process in self._processes.values()})
 
-    def _end_everything(self) -> None:
+    async def _end_everything(self) -> None:
         for process in self._processes.values():
             kill_group(process.pid)
-        end_orphans(self._foreign)
+        for process in self._processes.values():
+            await process.wait()
         self._processes.clear()
+        end_orphans(self._foreign)
 
     def _reason(self, subject: str, status: int) -> str:
         path = self.folder.failure_file(subject)
