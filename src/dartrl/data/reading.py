@@ -9,21 +9,26 @@ from dartrl.data.encoding import decode_trajectory
 from dartrl.data.scope import RunScope
 from dartrl.data.store import Above, Row, Transaction
 from dartrl.records import EpisodeSummary, Event, WeightsVersion
-from dartrl.types import SCORED_ENDS, End, Task, Trajectory
+from dartrl.types import SCORED_ENDS, Task, Trajectory
 
 StoredTrajectory = tuple[Row, list[Row], Task]
 """rollout_run row, its step rows in order, its task; the arrays are still in their blob."""
 
+IDS_AT_ONCE = 500
+"""Ids in one query; databases limit the number of parameters."""
+
 
 def stored_trajectories(scope: RunScope, transaction: Transaction, ids: Sequence[str]) -> dict[str, StoredTrajectory]:
     """Rows of the trajectories with these ids."""
-    if not ids:
-        return {}
-    steps: defaultdict[str, list[Row]] = defaultdict(list)
-    for row in transaction.select("step", {"trajectory_id": tuple(ids)}, order="step_index"):
-        steps[row["trajectory_id"]].append(row)
-    rows = transaction.select("rollout_run", {"run_id": scope.run_id, "trajectory_id": tuple(ids)})
-    return {row["trajectory_id"]: (row, steps[row["trajectory_id"]], scope.task(transaction, row["task_id"])) for row in rows}
+    found: dict[str, StoredTrajectory] = {}
+    for start in range(0, len(ids), IDS_AT_ONCE):
+        part = tuple(ids[start : start + IDS_AT_ONCE])
+        steps: defaultdict[str, list[Row]] = defaultdict(list)
+        for row in transaction.select("step", {"trajectory_id": part}, order="step_index"):
+            steps[row["trajectory_id"]].append(row)
+        for row in transaction.select("rollout_run", {"run_id": scope.run_id, "trajectory_id": part}):
+            found[row["trajectory_id"]] = (row, steps[row["trajectory_id"]], scope.task(transaction, row["task_id"]))
+    return found
 
 
 def load_trajectory(scope: RunScope, stored: StoredTrajectory) -> Trajectory:
@@ -52,12 +57,11 @@ def read_events(scope: RunScope, transaction: Transaction, kinds: Sequence[str],
     where: dict[str, object] = {"run_id": scope.run_id, "at": Above(after)}
     if kinds:
         where["kind"] = tuple(kinds)
-    return [Event(row["kind"], row["subject"], row["data"], row["at"]) for row in transaction.select("event", where)]
+    return [Event(row["kind"], row["subject"], row["data"], row["at"]) for row in transaction.select("event", where, order="at")]
 
 
 def read_episodes(scope: RunScope, transaction: Transaction, after: float) -> list[EpisodeSummary]:
     """All attempts that ended later than `after`, in order of their end."""
-    where = {"run_id": scope.run_id, "state": tuple(str(end) for end in End), "finished_at": Above(after)}
     return [
         EpisodeSummary(
             row["trajectory_id"],
@@ -66,9 +70,9 @@ def read_episodes(scope: RunScope, transaction: Transaction, after: float) -> li
             row["state"],
             row["success"],
             row["num_chunks"] or 0,
-            row["finished_at"],
+            row["ended_at"],
         )
-        for row in transaction.select("rollout_run", where, order="finished_at")
+        for row in transaction.select("rollout_run", {"run_id": scope.run_id, "ended_at": Above(after)}, order="ended_at")
     ]
 
 

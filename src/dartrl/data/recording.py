@@ -81,7 +81,7 @@ def abort_trajectory(scope: RunScope, transaction: Transaction, trajectory_id: s
 def end_trajectory(transaction: Transaction, scope: RunScope, trajectory_id: str, outcome: Outcome, changes: dict[str, Any]) -> Row:
     """Move a running trajectory to its end. Returns the row as it is now."""
     key = {"trajectory_id": trajectory_id, "run_id": scope.run_id}
-    changes = _outcome_columns(outcome) | changes
+    changes = _outcome_columns(outcome) | {"ended_at": transaction.now} | changes
     move_one(transaction, TRAJECTORY, key, "running", str(outcome.end), changes)
     row = transaction.first("rollout_run", key)
     assert row is not None

@@ -207,9 +207,11 @@ def upgrade() -> None:
         sa.Column("full_instruction", sa.Text(), nullable=False),
         sa.Column("started_at", sa.Double(), nullable=True),
         sa.Column("finished_at", sa.Double(), nullable=True),
+        sa.Column("ended_at", sa.Double(), nullable=True),
         sa.PrimaryKeyConstraint("id"),
         sa.UniqueConstraint("trajectory_id", "run_id", name="uq_rollout_run_trajectory_id_run_id"),
     )
+    op.create_index("ix_rollout_run_run_id_ended_at", "rollout_run", ["run_id", "ended_at"], unique=False)
     op.create_index(
         "ix_rollout_run_run_id_evaluation_id_family_state_success",
         "rollout_run",
