@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import difflib
+import json
 from collections.abc import Sequence
 from functools import cache
+from pathlib import Path
 from typing import Literal
 
 from dartrl.envs.web.versions import page_folder
@@ -15,12 +17,20 @@ SEEDS = {"train": range(0, 1_000_000), "evaluation": range(10_000_000, 10_100_00
 """Seeds of each split. They share none, and neither is ever changed: results depend on them."""
 
 
+GUESS_RATES = Path(__file__).with_name("guess_rates.json")
+"""Family -> success rate of guessing, measured by benchmarks/guess_rates.py."""
+
+
 class MiniwobTasks:
     """Implements TaskSet."""
 
     def families(self) -> Sequence[str]:
         """Names of all families, sorted."""
         return family_names()
+
+    def guess_rates(self) -> dict[str, float]:
+        """Success rate of guessing an element of the right kind, for the families where it was measured."""
+        return json.loads(GUESS_RATES.read_text(encoding="utf-8"))
 
     def tasks(self, families: Sequence[str], split: Literal["train", "evaluation"], count: int) -> Sequence[Task]:
         """The first `count` instances of each family. Raises ConfigError for an unknown family or too many instances."""
