@@ -47,6 +47,21 @@
   `);
   document.adoptedStyleSheets = [sheet];
 
+  const unscroll = () => {
+    for (const element of document.querySelectorAll('*')) {
+      if (element.scrollTop) element.scrollTop = 0;
+      if (element.scrollLeft) element.scrollLeft = 0;
+    }
+  };
+
+  // Build all boxes anew, so that no pixel is left over from the way in which the last picture came about.
+  const redraw = () => {
+    const root = document.documentElement;
+    root.style.display = 'none';
+    void root.offsetHeight;
+    root.style.display = '';
+  };
+
   const DAY = 86400000;
   window.__episode = Object.freeze({
     // Begin the instance of a seed; the instruction in words.
@@ -54,10 +69,12 @@
       if (window.jQuery) jQuery.fx.off = true;
       clipboard = '';
       document.activeElement?.blur();
+      unscroll();
       Math.seedrandom(String(seed));
       core.EPISODE_MAX_TIME = DAY;
       core.startEpisodeReal();
       window.scrollTo(0, 0);
+      redraw();
       const utterance = core.getUtterance();
       return typeof utterance === 'string' ? utterance : utterance.utterance;
     },
