@@ -147,13 +147,16 @@ class Fleet(Generic[P]):
             async with self._clock.timeout(timeout_seconds):
                 reply = await self._submit(send, affinity)
             is_answered = True
+            self._meter.observe("rollout/reply_seconds", self._clock.now() - started)
             return reply
         except TimeoutError:
+            self._meter.add("rollout/requests_failed")
             raise PolicyUnavailable(f"no worker answered within {timeout_seconds:g} s; workers: {self._summary()}") from None
+        except PolicyFault:
+            self._meter.add("rollout/requests_failed")
+            raise
         finally:
             self.silence.end_request(is_answered)
-            self._meter.observe("rollout/reply_seconds", self._clock.now() - started)
-            self._meter.add("rollout/requests_failed", not is_answered)
 
     async def _submit(self, send: Callable[[P], Awaitable[R]], affinity: str) -> R:
         avoid: frozenset[str] = frozenset()

@@ -162,7 +162,7 @@ class Runner:
         self.meter.add("envs/actions", sum(len(step.actions) for step in trajectory.steps))
         self.meter.add("envs/steps", len(trajectory.steps))
         self.meter.add(f"envs/episodes_{outcome.end}")
-        if not outcome.is_scored:
+        if not outcome.is_scored and outcome.end is not End.ABORTED:
             log.warning(
                 "episode failed trajectory=%s task=%s end=%s reason=%s detail=%s",
                 trajectory.id,
