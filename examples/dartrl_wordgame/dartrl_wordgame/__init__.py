@@ -1,0 +1,1 @@
+"""A game of words: an environment, a task set, a dialect and a reward for dartrl, one file each."""
