@@ -16,7 +16,17 @@ from dartrl.records import Claim, ClaimedGroup, Member
 from dartrl.testing.images import flat_png
 from dartrl.types import End, Generation, Outcome, Step, Task, Trajectory
 
-SHAPE = PolicyShape(text_width=32, text_layers=2, text_heads=2, text_kv_heads=1, text_mlp=48, vision_width=24, vision_layers=1, vision_heads=2, vision_mlp=32)
+SHAPE = PolicyShape(
+    text_width=32,
+    text_layers=2,
+    text_heads=2,
+    text_kv_heads=1,
+    text_mlp=48,
+    vision_width=24,
+    vision_layers=1,
+    vision_heads=2,
+    vision_mlp=32,
+)
 CORPUS = ["click the left half of the screen", "click 12 20", "type hello", "finish"]
 
 
@@ -71,7 +81,9 @@ class Recorder:
                 screenshot=None,
                 screen=(56, 28),
                 observation_text="",
-                generation=self.generation("click " * (index + 1), task.seed * 16 + index, seed=seed * 100 + index, version=version),
+                generation=self.generation(
+                    "click " * (index + 1), task.seed * 16 + index, seed=seed * 100 + index, version=version
+                ),
                 actions=(),
                 parse_error=None,
                 environment_seconds=0.0,
@@ -91,7 +103,12 @@ class Recorder:
                 Member(
                     f"{name}-{g}-{slot}",
                     self.trajectory(
-                        f"{name}-t{g}-{slot}", task, score, num_steps=1 + (g + slot) % 3, seed=seed * 1000 + g * 50 + slot, version=version
+                        f"{name}-t{g}-{slot}",
+                        task,
+                        score,
+                        num_steps=1 + (g + slot) % 3,
+                        seed=seed * 1000 + g * 50 + slot,
+                        version=version,
                     ),
                     "fresh",
                 )
@@ -103,7 +120,14 @@ class Recorder:
 
 @pytest.fixture
 def make_policy() -> Callable[..., Policy]:
+    """small_policy(seed, dtype): random weights, equal for equal seeds."""
     return small_policy
+
+
+@pytest.fixture
+def make_recorder() -> type[Recorder]:
+    """Recorder(policy, blobs, temperature, noise)."""
+    return Recorder
 
 
 @pytest.fixture
@@ -111,11 +135,7 @@ def recorder() -> Recorder:
     return Recorder(small_policy(), MemoryBlobStore())
 
 
-def all_steps(entropies: Sequence[float]) -> list[bool]:
-    """Selector that trains on every step."""
-    return [True] * len(entropies)
-
-
 @pytest.fixture
 def select_all() -> Callable[[Sequence[float]], list[bool]]:
-    return all_steps
+    """Selector that trains on every step."""
+    return lambda entropies: [True] * len(entropies)

@@ -11,8 +11,7 @@ from __future__ import annotations
 import os
 import re
 import shutil
-from collections.abc import Collection, Mapping
-from dataclasses import dataclass
+from collections.abc import Collection
 from pathlib import Path
 
 from dartrl.policy.manifest import sync_folder, write_manifest
@@ -26,18 +25,11 @@ KEEP_UNKNOWN = 16
 _NAME = re.compile(r"v(\d{6,})")
 
 
-@dataclass(frozen=True, slots=True)
-class Publication:
-    """A folder ready to be named in the ledger."""
+def publish(policy: Policy, weights_dir: Path, version: int) -> tuple[Path, str]:
+    """(folder, checksum) of the policy written as `version`, with probes.
 
-    path: Path
-    """Hugging Face directory."""
-    checksum: str
-    """Hash over its manifest."""
-
-
-def publish(policy: Policy, weights_dir: Path, version: int, images: Mapping[str, bytes]) -> Publication:
-    """Write the policy as `version`, with probes over these screenshots. Raises OSError if the disk refuses."""
+    Raises OSError, with no trace left, if the disk refuses.
+    """
     folder = weights_dir / f"v{version:06d}"
     unfinished = weights_dir / f".v{version:06d}.partial"
     shutil.rmtree(unfinished, ignore_errors=True)
@@ -50,7 +42,7 @@ def publish(policy: Policy, weights_dir: Path, version: int, images: Mapping[str
         sync_folder(weights_dir)
     finally:
         shutil.rmtree(unfinished, ignore_errors=True)
-    return Publication(folder, checksum)
+    return folder, checksum
 
 
 def remove_superseded(weights_dir: Path, *, served: Collection[int], keep: Collection[int]) -> list[int]:
