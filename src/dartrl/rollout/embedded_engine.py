@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import os
 from collections import deque
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -52,6 +53,7 @@ class EmbeddedEngine:
 
     def __init__(self, config: RunConfig, *, name: str, clock: Clock, meter: Meter | None = None) -> None:
         self.name = name
+        self.instance = f"{os.getpid()}-{clock.now():.6f}"
         self._clock = clock
         self._dtype: ComputeType = config.policy.dtype
         self._max_batch = config.rollout.max_batch
@@ -121,10 +123,15 @@ class EmbeddedEngine:
         self._wake.set()
         return await asyncio.shield(swap.done)
 
+    def now(self) -> float:
+        """Seconds since the epoch."""
+        return self._clock.now()
+
     def status(self) -> dict[str, Any]:
         """JSON-ready state: name, version, queue lengths, what is served."""
         return {
             "worker": self.name,
+            "instance": self.instance,
             "weights_version": self._version,
             "ready": self._version is not None and self._is_running,
             "loading": self._swap.weights.version if self._swap else None,
