@@ -89,10 +89,15 @@ def test_a_drag_goes_from_one_end_to_the_other_with_the_button_held(x, y, to_x, 
     assert (events[-2]["x"], events[-2]["y"]) == (to_x, to_y)
 
 
-@pytest.mark.parametrize("kind", [ActionKind.CLICK, ActionKind.MOVE, ActionKind.DRAG, ActionKind.SCROLL])
+@pytest.mark.parametrize("kind", [ActionKind.CLICK, ActionKind.MOVE, ActionKind.DRAG])
 def test_a_missing_point_is_an_error_and_never_a_guess(kind):
     with pytest.raises(EnvironmentFault, match="has no point"):
         input_events(Action(kind))
+
+
+def test_a_scroll_without_a_point_happens_in_the_middle():
+    (event,) = input_events(Action(ActionKind.SCROLL, direction="right"))
+    assert "(innerWidth / 2, innerHeight / 2, " in event.params["expression"]
 
 
 @pytest.mark.parametrize("kind", [ActionKind.WAIT, ActionKind.FINISH, ActionKind.FAIL, ActionKind.ASK_USER])

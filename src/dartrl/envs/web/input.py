@@ -131,7 +131,7 @@ def _drag(action: Action) -> list[InputEvent]:
 
 
 def _scroll(action: Action) -> InputEvent:
-    x, y = _point(action)
+    x, y = ("innerWidth / 2", "innerHeight / 2") if action.x is None else _point(action)
     across, down = SCROLL_DIRECTIONS[action.direction or "down"]
     call = f"{SCROLL_SCRIPT}({x}, {y}, {across * SCROLL_PIXELS}, {down * SCROLL_PIXELS})"
     return InputEvent("Runtime.evaluate", {"expression": call})
