@@ -87,7 +87,7 @@ class Worker(Generic[P]):
         self.state = WorkerState.JOINING
         self.instance = ""
         self.version: int | None = None
-        self.sending: set[asyncio.Task[Any]] = set()
+        self.sending: dict[asyncio.Task[Any], None] = {}
         self.num_replies = 0
         self.num_in_flight = 0
         self.is_held = False
@@ -181,7 +181,7 @@ class Fleet(Generic[P]):
     async def _send(self, worker: Worker[P], send: Callable[[P], Awaitable[R]]) -> R:
         """One attempt at one worker. Raises PolicyUnavailable if the worker is lost meanwhile."""
         task = asyncio.ensure_future(send(worker.port))
-        worker.sending.add(task)
+        worker.sending[task] = None
         try:
             await asyncio.wait({task})
             if task.cancelled():
@@ -191,7 +191,7 @@ class Fleet(Generic[P]):
             return reply
         finally:
             task.cancel()
-            worker.sending.discard(task)
+            del worker.sending[task]
             self._release(worker)
 
     async def _acquire(self, affinity: str, avoid: frozenset[str]) -> Worker[P]:

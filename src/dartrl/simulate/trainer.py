@@ -12,8 +12,6 @@ from dartrl.simulate.plan import SimulationPlan
 
 POLL_SECONDS = 1.0
 """Pause between two looks for a claim or for the trainer's lease."""
-CHECKPOINT_EVERY = 5
-"""Training steps between two checkpoints."""
 
 
 class SimulatedTrainer:
@@ -44,7 +42,7 @@ class SimulatedTrainer:
             lease = await self._train(lease)
             weights = self._make_weights(lease, step, weights.version)
             self._ledger.acknowledge_step(lease, claim, TrainingStep(step, claim.id, self._metrics(claim, weights)), weights)
-            if step % CHECKPOINT_EVERY == 0:
+            if step % self._plan.checkpoint_every == 0:
                 name = f"step-{step:06d}-{self._holder}"
                 self._ledger.record_checkpoint(lease, Checkpoint(name, f"checkpoints/{name}", step, weights.version, name))
             step += 1

@@ -8,6 +8,7 @@ threads: `VirtualClock.run_blocking` calls its function in place.
 from __future__ import annotations
 
 import asyncio
+import itertools
 import selectors
 from collections.abc import Callable, Coroutine, Mapping
 from contextlib import AbstractAsyncContextManager
@@ -48,12 +49,30 @@ class _SkippingSelector(selectors.BaseSelector):
         return self._map
 
 
+class _NumberedTask(asyncio.Task[Any]):
+    """Task whose place in a set follows from its number, not from its address: task groups cancel in an equal order."""
+
+    def __init__(self, coroutine: Coroutine[Any, Any, Any], *, number: int, **options: Any) -> None:
+        self._number = number
+        super().__init__(coroutine, **options)
+
+    def __hash__(self) -> int:
+        return self._number
+
+    def __eq__(self, other: object) -> bool:
+        return self is other
+
+
 class VirtualTimeLoop(asyncio.SelectorEventLoop):
     """Event loop in virtual time; `time()` starts at 0."""
 
     def __init__(self) -> None:
         self._skipping = _SkippingSelector()
         super().__init__(self._skipping)
+        numbers = itertools.count()
+        self.set_task_factory(
+            lambda loop, coroutine, **options: _NumberedTask(coroutine, number=next(numbers), loop=loop, **options)  # type: ignore[arg-type]
+        )
 
     def time(self) -> float:
         return self._skipping.time
