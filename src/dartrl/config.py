@@ -68,7 +68,7 @@ class AgentConfig(Section):
     """Reply length at which the engine stops."""
     min_pixels: int = Field(default=3136, ge=784)
     """Smallest image area in pixels that the policy's image processor keeps; smaller screenshots are enlarged."""
-    max_pixels: int = Field(default=12_845_056, ge=784)
+    max_pixels: int = Field(default=313_600, ge=784)
     """Largest image area in pixels that the policy's image processor keeps; larger screenshots are reduced."""
     max_parse_errors: int = Field(default=3, ge=1, le=100)
     """Unreadable replies after which an episode is truncated."""

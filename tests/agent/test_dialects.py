@@ -36,7 +36,9 @@ COMPACT_REPLIES = [
 
 def make_dialect(name: str, history_images: int) -> Dialect:
     if name == "ui-tars":
-        return UiTarsDialect(AgentConfig(dialect=name, history_images=history_images, max_reply_tokens=400, min_pixels=78_400))
+        return UiTarsDialect(
+            AgentConfig(dialect=name, history_images=history_images, max_reply_tokens=400, min_pixels=78_400, max_pixels=12_845_056)
+        )
     return CompactDialect(AgentConfig(dialect=name, history_images=history_images))
 
 

@@ -15,7 +15,7 @@ from dartrl.config import AgentConfig
 from dartrl.interfaces import ImageRef
 from dartrl.types import Action, ActionKind, Observation, ParseError
 
-UI_TARS = UiTarsDialect(AgentConfig(history_images=5, min_pixels=78_400))
+UI_TARS = UiTarsDialect(AgentConfig(history_images=5, min_pixels=78_400, max_pixels=12_845_056))
 FULL_HD = (1920, 1080)
 
 

@@ -45,6 +45,7 @@ def run_checks(config: RunConfig) -> list[CheckResult]:
         ("plug-ins", check_plugins),
         ("tasks", check_tasks),
         ("model", check_model),
+        ("images", check_images),
         ("disk", check_disk),
         ("database", check_database),
         ("ports", check_ports),
@@ -104,6 +105,23 @@ def check_model(config: RunConfig) -> CheckResult:
             return CheckResult("model", False, str(error), remedy)
     size = sum(path.stat().st_size for path in folder.iterdir() if path.is_file()) / 2**20
     return CheckResult("model", True, f"{folder} ({architecture}, {size:.1f} MiB)")
+
+
+def check_images(config: RunConfig) -> CheckResult:
+    """The agent maps coordinates with the same image limits as the policy's image processor resizes with."""
+    if config.agent.history_images == 0:
+        return CheckResult("images", True, "none in the prompt")
+    processor = orjson.loads((config.policy.path / "preprocessor_config.json").read_bytes())
+    size = processor.get("size") or {}
+    least = processor.get("min_pixels") or size.get("shortest_edge")
+    most = processor.get("max_pixels") or size.get("longest_edge")
+    if (least, most) == (config.agent.min_pixels, config.agent.max_pixels):
+        return CheckResult("images", True, f"{least} to {most} pixels, as in the policy's image processor")
+    detail = (
+        f"agent.min_pixels and agent.max_pixels are {config.agent.min_pixels} and {config.agent.max_pixels}, but the policy's "
+        f"image processor keeps {least} to {most} pixels, so points would land elsewhere"
+    )
+    return CheckResult("images", False, detail, f"set agent.min_pixels={least} and agent.max_pixels={most}")
 
 
 def check_disk(config: RunConfig) -> CheckResult:
