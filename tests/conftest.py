@@ -1,10 +1,12 @@
 """Settings of the whole suite and the small random policy that many tests share.
 
-Hypothesis runs without deadlines (the machine may be busy) and with fixed seeds.
+Hypothesis runs without deadlines (the machine may be busy) and with fixed seeds. Torch gets one thread: on a busy machine
+spinning threads make small matrix products a hundred times slower.
 """
 
 from __future__ import annotations
 
+import os
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -16,6 +18,7 @@ if TYPE_CHECKING:
 
     from dartrl.policy.model import Policy
 
+os.environ.setdefault("OMP_NUM_THREADS", "1")
 settings.register_profile("dartrl", deadline=None, derandomize=True)
 settings.load_profile("dartrl")
 
