@@ -16,6 +16,8 @@ from dartrl.records import Claim, ClaimedGroup, Member
 from dartrl.testing.images import flat_png
 from dartrl.types import End, Generation, Outcome, Step, Task, Trajectory
 
+torch.set_num_threads(1)
+
 SHAPE = PolicyShape(
     text_width=32,
     text_layers=2,
