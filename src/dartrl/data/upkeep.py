@@ -10,10 +10,13 @@ from dartrl.data.scope import RunScope
 from dartrl.data.states import SLOT, move
 from dartrl.data.store import Above, AtMost, Row, Transaction
 from dartrl.records import Lease, Phase
+from dartrl.types import End
 
 BREAKER_PAUSE_SECONDS = 30.0
 """Time without admission after the breaker opens; then the count starts afresh."""
 SUBJECT_PREFIX = "trajectory:"
+_PLAYED_STATES = tuple(str(end) for end in End if end is not End.ABORTED)
+_ABORTED_BY_FAULT = ("lease", "crash")
 
 
 def tick(scope: RunScope, transaction: Transaction, lease: Lease) -> dict[str, int]:
@@ -83,8 +86,8 @@ def _watch_breaker(scope: RunScope, transaction: Transaction, run: Row) -> dict[
 
 def _recent_ends(scope: RunScope, transaction: Transaction, *, floor: int, window: int) -> list[Row]:
     """The last episodes that ended, newest start first; attempts that run or were handed back do not count."""
-    slots = scope.config.environment.runners * scope.config.environment.slots
-    where = {"run_id": scope.run_id, "id": Above(floor)}
-    rows = transaction.select("rollout_run", where, descending=True, limit=window + 2 * slots)
-    ended = [row for row in rows if row["state"] != "running" and row["reason"] not in ("shutdown", "deadline", "finished")]
-    return ended[:window]
+    newest: list[Row] = []
+    for condition in ({"state": _PLAYED_STATES}, {"state": str(End.ABORTED), "reason": _ABORTED_BY_FAULT}):
+        where = {"run_id": scope.run_id, **condition, "id": Above(floor)}
+        newest += transaction.select("rollout_run", where, descending=True, limit=window)
+    return sorted(newest, key=lambda row: row["id"], reverse=True)[:window]
