@@ -175,7 +175,7 @@ def test_an_interrupted_run_goes_on_after_a_truncated_checkpoint_was_refused(dri
     whole = largest.read_bytes()
     largest.write_bytes(whole[: len(whole) // 2])
     drill.resume()
-    assert drill.end(180) != 0
+    assert drill.end(240) not in (0, 130)
     assert newest.name in drill.output and "Traceback" not in drill.output
 
     largest.write_bytes(whole)

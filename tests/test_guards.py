@@ -86,6 +86,7 @@ def test_files_and_functions_keep_their_budgets():
     long_functions = [
         f"{place(path)}:{node.name}"
         for path in FILES
+        if "migrations/versions" not in place(path)  # generated from the schema, one statement a table
         for node in ast.walk(parsed(path))
         if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef) and (node.end_lineno or 0) - node.lineno + 1 > FUNCTION_LINES
     ]

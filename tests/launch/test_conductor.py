@@ -24,6 +24,7 @@ class ScriptedLedger:
         self.phases: list[str] = []
         self.log: list[Event] = []
         self.opened: list[str] = []
+        self.ready = [Event("trainer_ready", "trainer-0", {"step": 0}, at=float("inf"))]
         self._looks = looks
         self._left: dict[str, int] = {}
 
@@ -48,7 +49,7 @@ class ScriptedLedger:
         self.log.append(event)
 
     def events(self, kinds: Sequence[str] = (), after: float = 0.0) -> Sequence[Event]:
-        loaded = [Event("join", "engine-0", {"worker": "engine-0", "version": 1})]
+        loaded = [Event("join", "engine-0", {"worker": "engine-0", "version": 1}), *self.ready]
         return [event for event in [*loaded, *self.log] if event.kind in kinds]
 
 
@@ -101,6 +102,14 @@ def test_training_time_of_zero_only_evaluates():
 def test_a_trainer_that_publishes_nothing_is_reported_in_time():
     with pytest.raises(RoleFailed, match=f"within {START_SECONDS:.0f} s"):
         conduct(ScriptedLedger(weights=None), config())
+
+
+def test_training_waits_for_a_trainer_of_this_session():
+    ledger = ScriptedLedger()
+    ledger.ready = [Event("trainer_ready", "trainer-0", {"step": 0}, at=0.0)]
+    with pytest.raises(RoleFailed, match="no trainer was ready"):
+        conduct(ledger, config())
+    assert "training" not in ledger.phases
 
 
 def test_greedy_evaluation_can_be_left_out():

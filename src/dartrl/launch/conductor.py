@@ -50,6 +50,7 @@ class Conductor:
         self._config = config
         self._clock = clock
         self._stop = stop
+        self._started_at = clock.now()
 
     async def run(self) -> bool:
         """Go through all stages that are not finished; True if the run reached its end, False if `stop` came first.
@@ -104,6 +105,7 @@ class Conductor:
         spent = training_seconds(await self._events("stage"))
         if spent >= limit:
             return
+        await self._wait_for_trainer()
         await self._set_phase(Phase.TRAINING)
         last = self._clock.now()
         recorded = spent
@@ -139,6 +141,15 @@ class Conductor:
 
         if not await self._wait_until(are_published, START_SECONDS):
             raise RoleFailed(f"no weights were published within {START_SECONDS:.0f} s; see logs/trainer-0.log in the run's folder")
+
+    async def _wait_for_trainer(self) -> None:
+        """The training clock runs only once a trainer of this session has its checkpoint or the initial policy in memory."""
+
+        async def is_ready() -> bool:
+            return any(event.at >= self._started_at for event in await self._events("trainer_ready"))
+
+        if not await self._wait_until(is_ready, START_SECONDS):
+            raise RoleFailed(f"no trainer was ready within {START_SECONDS:.0f} s; see logs/trainer-0.log in the run's folder")
 
     async def _wait_for_sync(self) -> None:
         async def is_synced() -> bool:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import errno
 from pathlib import Path
 
-from dartrl.errors import ConfigError, DartrlError
+from dartrl.errors import CheckpointBroken, ConfigError, DartrlError
 
 
 def causes(error: BaseException) -> list[BaseException]:
@@ -16,8 +16,8 @@ def causes(error: BaseException) -> list[BaseException]:
 
 
 def is_user_error(error: BaseException) -> bool:
-    """True if trying again cannot help: the configuration is wrong."""
-    return any(isinstance(cause, ConfigError) for cause in causes(error))
+    """True if trying again cannot help: the configuration is wrong, or no checkpoint is usable."""
+    return any(isinstance(cause, ConfigError | CheckpointBroken) for cause in causes(error))
 
 
 def is_expected(error: BaseException) -> bool:
