@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import re
+
 import pytest
 from hypothesis import example, given, settings
 from hypothesis.strategies import builds, composite, integers, just, lists, none, one_of, sampled_from, text
@@ -64,6 +66,21 @@ def test_any_text_is_actions_on_the_screen_or_an_error(reply, frame):
             if x is not None and y is not None:
                 assert 0 <= x < frame.screen[0] and 0 <= y < frame.screen[1]
     thought_of(reply, VERBS)
+
+
+@settings(max_examples=300)
+@given(reply=reply_like)
+@example(reply="Action: click()")
+@example(reply="Action: click(start_box='(,)')")
+@example(reply="Action: click(start_box='[1,2,3,4]')")
+def test_no_coordinate_is_guessed(reply):
+    """Every point is written in the reply, or is the centre of a box that is."""
+    parsed = parse(reply, Frame((1000, 1000), (1000, 1000)))
+    written = [float(number) for number in re.findall(r"[0-9]*\.?[0-9]+|[0-9]+\.?", reply)]
+    allowed = {*written, *((one + other) / 2 for one in written for other in written)}
+    for action in () if isinstance(parsed, ParseError) else parsed:
+        for value in (action.x, action.y, action.to_x, action.to_y):
+            assert value is None or action.clamped or value in allowed, (reply, value)
 
 
 UNITS = [

@@ -60,7 +60,7 @@ _MARKS = {
 }  # what matters inside a quoted value: escapes, the quote, line ends
 
 _NUMBER = r"[-+]?[0-9.]{1,24}"
-_UNCLOSED_BOX = re.compile(
+_BOX = re.compile(
     rf"\s*+(?:<[^<>\n]{{1,20}}>)?[\[(（]\s*+{_NUMBER}(?:(?:\s*+[,，]\s*+|\s++){_NUMBER}){{1,3}}\s*+[\])）](?:<[^<>\n]{{1,20}}>)?"
 )
 _KNOWN_NAMES = "|".join(sorted(POINT_NAMES | TEXT_NAMES | {"key", "keys", "direction"}))
@@ -219,10 +219,12 @@ def _bare_end(text: str, position: int) -> int:
 
 def _read_quoted(text: str, position: int, name: str) -> tuple[str, int]:
     """(value, end) of a quoted value that starts at `position`."""
-    box = _UNCLOSED_BOX.match(text, position + 1) if name in POINT_NAMES else None
+    box = _BOX.match(text, position + 1) if name in POINT_NAMES else None
+    quote = _CLOSERS[text[position]]
+    if box and text.startswith(quote, box.end()):
+        return box[0], box.end() + 1
     if box and text[box.end() : box.end() + 1] in ("", ")", "）", ",", "\n"):
         return box[0], box.end()
-    quote = _CLOSERS[text[position]]
     if text.startswith(quote * 3, position):
         end = _closing_quote(text, position + 3, quote * 3, name)
         if end is not None:
