@@ -46,10 +46,13 @@ def rows_and_stock(policy: Policy, turns: dict, conversation) -> tuple[list, lis
 def test_mixed_batch_agrees_with_stock_forward(tiny_tokenizer, turns, conversation, shape):
     policy = build_policy(tiny_tokenizer, shape, seed=3)
     rows, stock = rows_and_stock(policy, turns, conversation)
-    logits_BSV = policy.model.lm_head(hidden_states(policy, collate(rows)))
-    for index, expected_SV in enumerate(stock):
-        assert expected_SV.std() > 0.1
-        torch.testing.assert_close(logits_BSV[index, : len(expected_SV)], expected_SV, atol=1e-4, rtol=0)
+    batch = collate(rows)
+    everywhere = (torch.arange(batch.ids_BS.shape[1]) < batch.lengths_B[:, None]).nonzero(as_tuple=True)
+    logits_XV = policy.model.lm_head(hidden_states(policy, batch, places_X=everywhere))
+    expected_XV = torch.cat(stock)
+    assert expected_XV.std() > 0.1
+    torch.testing.assert_close(policy.model.lm_head(hidden_states(policy, batch))[everywhere], expected_XV, atol=1e-4, rtol=0)
+    torch.testing.assert_close(logits_XV, expected_XV, atol=1e-4, rtol=0)
 
 
 @pytest.mark.parametrize("temperature", [0.0, 0.5, 1.0, 2.0])

@@ -111,8 +111,8 @@ class Decoder:
         cache = KeyValues([], [])
         with policy.autocast():
             features = [self._encode(batch, index, replies) for index in range(len(batch.images))]
-            hidden_BSD = hidden_states(policy, batch, image_features=features, cache=cache)
-            logits_BV = policy.model.lm_head(hidden_BSD[torch.arange(count), batch.lengths_B - 1])
+            ends_B = (torch.arange(count, device=policy.device), batch.lengths_B - 1)
+            logits_BV = policy.model.lm_head(hidden_states(policy, batch, places_X=ends_B, image_features=features, cache=cache))
         length = batch.ids_BS.shape[1]
         for layer, (keys, values) in enumerate(zip(cache.keys, cache.values, strict=True)):
             self._keys[layer, first : first + count, :, :length] = keys

@@ -4,8 +4,8 @@ Hugging Face's forward loops over images in Python and computes logits of every 
 grids, encodes each distinct image once and applies the output head to labelled positions only. It agrees with stock to 1e-4
 in float32. Differentiable; right padding; full causal attention over one row, whatever the rows hold.
 
-Axes: B = rows, S = tokens, T = labelled tokens, V = vocabulary, D = hidden size, N = images, L = patches of one image,
-P = values of one patch, M = places of images, K = image tokens.
+Axes: B = rows, S = tokens, T = labelled tokens, V = vocabulary, D = hidden size, X = wanted places, N = images,
+L = patches of one image, P = values of one patch, K = image or labelled tokens.
 """
 
 from __future__ import annotations
@@ -42,10 +42,9 @@ def token_logprobs(policy: Policy, batch: Batch, *, temperature: float = 1.0) ->
     """
     batch = batch.to(policy.device)
     with policy.autocast():
-        hidden_BSD = hidden_states(policy, batch)
         rows, slots = batch.mask_BT.nonzero(as_tuple=True)
         labels = batch.labels_BT[rows, slots]
-        logits_KV = policy.model.lm_head(hidden_BSD[rows, labels - 1])
+        logits_KV = policy.model.lm_head(hidden_states(policy, batch, places_X=(rows, labels - 1)))
     logprobs_KV = log_distribution(policy, logits_KV, temperature)
     chosen_K = logprobs_KV.gather(-1, batch.ids_BS[rows, labels][:, None])[:, 0]
     blank_BT = logprobs_KV.new_zeros(batch.mask_BT.shape)
@@ -74,10 +73,16 @@ def entropy(logprobs_XV: Tensor) -> Tensor:
 
 
 def hidden_states(
-    policy: Policy, batch: Batch, *, image_features: list[Tensor] | None = None, cache: KeyValues | None = None
+    policy: Policy,
+    batch: Batch,
+    *,
+    places_X: tuple[Tensor, Tensor] | None = None,
+    image_features: list[Tensor] | None = None,
+    cache: KeyValues | None = None,
 ) -> Tensor:
-    """Final hidden states [B, S, D] after the last norm; call it inside `policy.autocast()`.
+    """Final hidden states after the last norm; call it inside `policy.autocast()`.
 
+    places_X: wanted (rows, columns), which gives [X, D] and spares the last layer's MLP elsewhere; None gives [B, S, D].
     image_features: [N, tokens, D] per image group, computed here if None. cache: receives keys and values of every layer.
     """
     language: Any = policy.model.model.language_model
@@ -87,12 +92,16 @@ def hidden_states(
         hidden_BSD = _place_images(hidden_BSD, batch.images, features)
     cosine, sine = language.rotary_emb(hidden_BSD, batch.positions_3BS)
     cosine, sine = cosine[:, None], sine[:, None]
-    for layer in language.layers:
-        mixed_BSD, keys, values = _attend(policy, layer.self_attn, rms_norm(layer.input_layernorm, hidden_BSD), cosine, sine)
+    last = len(language.layers) - 1
+    for number, layer in enumerate(language.layers):
+        attention = layer.self_attn
+        mixed_BSD, keys, values = _attend(policy, attention, rms_norm(layer.input_layernorm, hidden_BSD), cosine, sine)
         if cache is not None:
             cache.keys.append(keys)
             cache.values.append(values)
-        hidden_BSD = hidden_BSD + mixed_BSD
+        if places_X is not None and number == last:
+            hidden_BSD, mixed_BSD = hidden_BSD[places_X], mixed_BSD[places_X]
+        hidden_BSD = hidden_BSD + attention.o_proj(mixed_BSD)
         hidden_BSD = hidden_BSD + gated_mlp(layer.mlp, rms_norm(layer.post_attention_layernorm, hidden_BSD))
     return rms_norm(language.norm, hidden_BSD)
 
@@ -156,7 +165,7 @@ def _attend(policy: Policy, attention: Any, hidden_BSD: Tensor, cosine: Tensor, 
     repeats = query.shape[1] // num_kv
     keys, values = (key, value) if repeats == 1 else (key.repeat_interleave(repeats, 1), value.repeat_interleave(repeats, 1))
     mixed = F.scaled_dot_product_attention(query, keys, values, is_causal=True)
-    return attention.o_proj(mixed.transpose(1, 2).flatten(2)), key, value
+    return mixed.transpose(1, 2).flatten(2), key, value
 
 
 # --------------------------------------------------------------------------- vision
@@ -213,7 +222,7 @@ def _patches(pixels_NHWC: Tensor, settings: ImageSettings) -> Tensor:
     patches = blocks.permute(0, 1, 4, 2, 5, 7, 3, 6).reshape(num, -1, channels, size * size).float()
     mean = torch.tensor(settings.mean, device=patches.device)[:, None]
     std = torch.tensor(settings.std, device=patches.device)[:, None]
-    return ((patches * settings.rescale_factor - mean) / std).flatten(2)
+    return patches.mul_(settings.rescale_factor / std).sub_(mean / std).flatten(2)
 
 
 def _look(attention: Any, hidden_NLD: Tensor, cosine: Tensor, sine: Tensor, windows: Any) -> Tensor:

@@ -233,15 +233,19 @@ def load_weights_into(policy: Policy, folder: Path) -> None:
         loaded = load_policy(folder, dtype=policy.dtype)
     except ConfigError as error:
         raise WeightsRejected(str(error)) from error
+    require_same_kind(loaded, policy, folder)
+    copy_weights(loaded.model.state_dict(), policy.model)
+
+
+def require_same_kind(loaded: Policy, policy: Policy, folder: Path) -> None:
+    """Raises WeightsRejected if what was loaded from the folder is another model, tokenizer or image processing."""
     if loaded.fingerprint != policy.fingerprint:
         raise WeightsRejected(
             f"{folder} has fingerprint {loaded.fingerprint[:12]}..., this policy has {policy.fingerprint[:12]}..."
         )
-    present, replacement = policy.model.state_dict(), loaded.model.state_dict()
-    shapes = {name: tuple(value.shape) for name, value in present.items()}
-    if {name: tuple(value.shape) for name, value in replacement.items()} != shapes:
+    shapes = [{name: tuple(value.shape) for name, value in each.model.state_dict().items()} for each in (loaded, policy)]
+    if shapes[0] != shapes[1]:
         raise WeightsRejected(f"{folder} holds a model of another shape; publish weights of the policy that this worker serves")
-    copy_weights(replacement, policy.model)
 
 
 def copy_weights(weights: dict[str, torch.Tensor], model: torch.nn.Module) -> None:

@@ -1,8 +1,9 @@
 """A policy worker inside this process: dynamic batching over the policy layer, and weights that change between replies.
 
-The event loop owns all state; torch runs in one blocking call at a time. Requests join the batch between any two tokens, as soon
-as a row is free. `run` is woken by `generate`, `load` and its stop event. A swap waits until the replies under way are
-complete, so no reply spans two versions; requests that arrive meanwhile wait in the queue.
+Torch runs in one blocking call at a time; while it runs, that call owns the rows under way, takes newcomers from the queue
+between any two tokens, and hands complete replies to the event loop. `run` is woken by `generate`, `load` and its stop event.
+New weights are read and probed beside those that serve; the swap itself is an assignment, made when the replies under way are
+complete, so no reply spans two versions. Requests that arrive meanwhile wait.
 """
 
 from __future__ import annotations
@@ -11,7 +12,6 @@ import asyncio
 import logging
 import os
 from collections import deque
-from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -26,12 +26,17 @@ from dartrl.metrics import Meter
 from dartrl.policy.decoding import Decoder, Reply, begin_reply
 from dartrl.policy.inputs import encode_prompt
 from dartrl.policy.manifest import verify_manifest
-from dartrl.policy.model import ComputeType, Policy, copy_weights, load_policy, load_weights_into
+from dartrl.policy.model import ComputeType, Policy, load_policy, require_same_kind
 from dartrl.policy.probes import check_probes
 from dartrl.records import WeightsVersion
 from dartrl.types import Generation
 
 logger = logging.getLogger(__name__)
+
+JOIN_RATIO = 2
+"""Waiting requests per row under way at which newcomers join."""
+LINGER_SHARE = 0.1
+"""Longest pause before a batch, as a share of the time the last one took."""
 
 
 @dataclass(slots=True, eq=False)
@@ -43,9 +48,11 @@ class _Job:
 
 @dataclass(slots=True, eq=False)
 class _Swap:
-    weights: WeightsVersion
-    probe_tolerance: float
-    done: asyncio.Future[float]
+    version: int
+    policy: Policy
+    decoder: Decoder
+    probe_difference: float
+    done: asyncio.Future[None]
 
 
 class EmbeddedEngine:
@@ -64,11 +71,13 @@ class EmbeddedEngine:
         self._decoder: Decoder | None = None
         self._version: int | None = None
         self._waiting: deque[_Job] = deque()
-        self._active: dict[int, tuple[_Job, Reply]] = {}
+        self._active: dict[int, _Job] = {}
+        self._last_rows = 0
+        self._last_seconds = 0.0
         self._in_flight: dict[str, asyncio.Future[Generation]] = {}
+        self._loading: int | None = None
         self._swap: _Swap | None = None
         self._wake = asyncio.Event()
-        self._has_arrivals = False
         self._is_running = False
 
     # ----------------------------------------------------------------------- requests
@@ -92,7 +101,6 @@ class EmbeddedEngine:
             self._in_flight[request.id] = answer
             answer.add_done_callback(lambda done: self._forget(request.id, done))
             self._waiting.append(_Job(request, answer, started))
-            self._has_arrivals = True
             self._wake.set()
         try:
             async with self._clock.timeout(self._timeout_seconds):
@@ -110,18 +118,31 @@ class EmbeddedEngine:
     async def load(self, weights: WeightsVersion, *, probe_tolerance: float) -> float:
         """Serve this version from now on; returns the largest probe difference in nats.
 
-        Waits for replies under way. Raises WeightsRejected, with the old weights in service, if manifest, fingerprint or probes
-        disagree or if another load is under way.
+        Requests are answered meanwhile. Raises WeightsRejected, with the old weights in service, if manifest, fingerprint or
+        probes disagree or if another load is under way.
         """
-        if self._swap is not None:
-            raise WeightsRejected(f"worker {self.name} is already loading version {self._swap.weights.version}; wait for it")
+        if self._loading is not None:
+            raise WeightsRejected(f"worker {self.name} is already loading version {self._loading}; wait for it")
         if not self._is_running:
             raise WeightsRejected(f"worker {self.name} is not running")
-        swap = _Swap(weights, probe_tolerance, asyncio.get_running_loop().create_future())
-        self._swap = swap
-        self._has_arrivals = True
-        self._wake.set()
-        return await asyncio.shield(swap.done)
+        self._loading = weights.version
+        try:
+            with self.meter.busy("engine/load_seconds"):
+                swap = await self._clock.run_blocking(
+                    self._stage, weights, probe_tolerance, asyncio.get_running_loop().create_future()
+                )
+            if not self._is_running:
+                raise WeightsRejected(f"worker {self.name} is shutting down")
+            self._swap = swap
+            self._wake.set()
+            with self.meter.busy("engine/swap_seconds"):
+                await asyncio.shield(swap.done)
+        except WeightsRejected as error:
+            logger.warning("weights rejected worker=%s version=%d error=%s", self.name, weights.version, error)
+            raise
+        finally:
+            self._loading = None
+        return swap.probe_difference
 
     def now(self) -> float:
         """Seconds since the epoch."""
@@ -134,7 +155,8 @@ class EmbeddedEngine:
             "instance": self.instance,
             "weights_version": self._version,
             "ready": self._version is not None and self._is_running,
-            "loading": self._swap.weights.version if self._swap else None,
+            "loading": self._loading,
+            "loads_while_serving": True,
             "active": len(self._active),
             "waiting": len(self._waiting),
             "max_batch": self._max_batch,
@@ -148,69 +170,66 @@ class EmbeddedEngine:
         """Serve until `stop` is set; replies under way then fail with PolicyUnavailable."""
         torch.set_num_threads(1)  # more of them spin while they wait, and take the cores from browser and trainer
         self._is_running = True
+        if self._decoder is not None:
+            self._decoder.abandon()
         stopping = asyncio.ensure_future(stop.wait())
-        stopping.add_done_callback(lambda _: self._wake.set())
+        stopping.add_done_callback(lambda _: self._halt())
         try:
-            while not stop.is_set():
+            while self._is_running:
                 await self._turn()
         finally:
-            self._is_running = False
             stopping.cancel()
+            self._halt()
             self._fail_all(PolicyUnavailable(f"worker {self.name} is shutting down"))
+
+    def _halt(self) -> None:
+        self._is_running = False
+        self._wake.set()
 
     async def _turn(self) -> None:
         self._wake.clear()
-        self._has_arrivals = False
-        if self._swap is not None and not self._active:
-            await self._change_weights(self._swap)
-            return
-        jobs = [] if self._swap is not None else self._take_waiting()
-        if not jobs and not self._active:
+        if self._swap is not None:
+            self._install(self._swap)
+        elif not self._waiting:
             await self._wake.wait()
-            return
-        with self.meter.busy("engine/busy_seconds"):
-            await self._advance(jobs)
+        else:
+            await self._linger()
+            with self.meter.busy("engine/busy_seconds"):
+                await self._work()
 
-    def _take_waiting(self) -> list[_Job]:
-        jobs: list[_Job] = []
-        while self._waiting and len(jobs) + len(self._active) < self._max_batch:
-            job = self._waiting.popleft()
-            if not job.answer.done():
-                jobs.append(job)
-        return jobs
-
-    async def _advance(self, jobs: Sequence[_Job]) -> None:
+    async def _linger(self) -> None:
+        """Give the callers of the last batch a moment to come back together: one batch of eight is cheaper than eight of one."""
+        expected, self._last_rows = self._last_rows, 0
         try:
-            admitted, finished = await self._clock.run_blocking(self._compute, jobs)
-        except (RuntimeError, MemoryError) as error:
-            logger.error("decoding failed worker=%s rows=%d error=%r", self.name, len(self._active) + len(jobs), error)
-            self._require_decoder().abandon()
-            self._fail_active(jobs, PolicyFault(f"worker {self.name} failed while decoding: {error}"))
+            async with self._clock.timeout(LINGER_SHARE * self._last_seconds):
+                while len(self._waiting) < min(expected, self._max_batch) and self._swap is None:
+                    self._wake.clear()
+                    await self._wake.wait()
+        except TimeoutError:
             return
-        for job, result in admitted:
-            if isinstance(result, ConfigError):
-                _resolve(job.answer, result)
-            else:
-                self._active[id(result)] = (job, result)
-        if jobs:
-            self.meter.observe("engine/batch_rows", len(self._active))
-        for reply in finished:
-            job, _ = self._active.pop(id(reply))
-            _resolve(job.answer, self._generation(job.request, reply))
 
-    def _fail_active(self, jobs: Sequence[_Job], fault: PolicyFault) -> None:
-        for job in [*jobs, *(job for job, _ in self._active.values())]:
+    async def _work(self) -> None:
+        started = self._clock.now()
+        try:
+            await self._clock.run_blocking(self._decode_until_idle, asyncio.get_running_loop())
+        except (RuntimeError, MemoryError) as error:
+            logger.error("decoding failed worker=%s rows=%d error=%r", self.name, len(self._active), error)
+            self._require_decoder().abandon()
+            self._fail_active(PolicyFault(f"worker {self.name} failed while decoding: {error}"))
+        self._last_seconds = self._clock.now() - started
+
+    def _fail_active(self, fault: PolicyFault) -> None:
+        for job in self._active.values():
             _resolve(job.answer, fault)
         self._active.clear()
 
     def _fail_all(self, fault: PolicyFault) -> None:
-        self._fail_active(list(self._waiting), fault)
-        self._waiting.clear()
+        self._fail_active(fault)
+        while self._waiting:
+            _resolve(self._waiting.popleft().answer, fault)
         if self._swap is not None:
             _resolve(self._swap.done, WeightsRejected(f"worker {self.name} is shutting down"))
             self._swap = None
-        if self._decoder is not None:
-            self._decoder.abandon()
 
     def _forget(self, request_id: str, answer: asyncio.Future[Generation]) -> None:
         self._in_flight.pop(request_id, None)
@@ -223,20 +242,41 @@ class EmbeddedEngine:
 
     # ----------------------------------------------------------------------- blocking work, off the event loop
 
-    def _compute(self, jobs: Sequence[_Job]) -> tuple[list[tuple[_Job, Reply | ConfigError]], list[Reply]]:
-        """Admit new requests, then decode until a reply is complete or somebody is waiting for a free row or a swap."""
+    def _decode_until_idle(self, loop: asyncio.AbstractEventLoop) -> None:
+        """Serve rows, admitting who waits, until none is left; replies go to the event loop as soon as they are complete.
+
+        Reading a prompt has a fixed cost, so newcomers join when they are at least twice as many as the rows under way.
+        """
         decoder = self._require_decoder()
-        admitted = [(job, self._begin(job.request)) for job in jobs]
-        fresh = [result for _, result in admitted if isinstance(result, Reply)]
-        if fresh:
-            decoder.admit(fresh)
-        finished = decoder.collect()
-        while len(decoder) and not finished:
+        while self._is_running:
+            if self._swap is None and len(self._waiting) >= JOIN_RATIO * len(decoder):
+                self._admit(decoder, loop)
+            if not len(decoder):
+                return
             decoder.step()
-            finished = decoder.collect()
-            if self._has_arrivals and len(decoder) < self._max_batch:
-                break
-        return admitted, finished
+            self._deliver(decoder, loop)
+
+    def _admit(self, decoder: Decoder, loop: asyncio.AbstractEventLoop) -> None:
+        replies: list[Reply] = []
+        while self._waiting and len(decoder) + len(replies) < self._max_batch:
+            job = self._waiting.popleft()
+            if job.answer.done():
+                continue
+            result = self._begin(job.request)
+            if isinstance(result, ConfigError):
+                loop.call_soon_threadsafe(_resolve, job.answer, result)
+            else:
+                self._active[id(result)] = job
+                replies.append(result)
+        if replies:
+            decoder.admit(replies)
+            self._last_rows = len(decoder)
+            self._deliver(decoder, loop)
+
+    def _deliver(self, decoder: Decoder, loop: asyncio.AbstractEventLoop) -> None:
+        for reply in decoder.collect():
+            job = self._active.pop(id(reply))
+            loop.call_soon_threadsafe(_resolve, job.answer, self._generation(job.request, reply))
 
     def _begin(self, request: GenerateRequest) -> Reply | ConfigError:
         policy = self._policy
@@ -273,41 +313,26 @@ class EmbeddedEngine:
 
     # ----------------------------------------------------------------------- weights
 
-    async def _change_weights(self, swap: _Swap) -> None:
-        try:
-            with self.meter.busy("engine/swap_seconds"):
-                difference = await self._clock.run_blocking(self._install, swap.weights, swap.probe_tolerance)
-        except WeightsRejected as error:
-            logger.warning("weights rejected worker=%s version=%d error=%s", self.name, swap.weights.version, error)
-            self._swap = None
-            _resolve(swap.done, error)
-            return
-        self._version = swap.weights.version
+    def _install(self, swap: _Swap) -> None:
+        """Policy, decoder and version change together, between two replies."""
+        self._policy, self._decoder, self._version = swap.policy, swap.decoder, swap.version
         self._swap = None
-        logger.info("weights loaded worker=%s version=%d probe_difference=%.2e", self.name, self._version, difference)
-        _resolve(swap.done, difference)
+        logger.info("weights loaded worker=%s version=%d probe_difference=%.2e", self.name, swap.version, swap.probe_difference)
+        _resolve(swap.done, None)
 
-    def _install(self, weights: WeightsVersion, tolerance: float) -> float:
-        """Largest probe difference after the weights are in place; on failure the old ones are put back."""
+    def _stage(self, weights: WeightsVersion, tolerance: float, done: asyncio.Future[None]) -> _Swap:
+        """The checked policy, ready to serve; blocking work, off the event loop. Raises WeightsRejected."""
         folder = Path(weights.path)
         verify_manifest(folder, weights.checksum)
-        if self._policy is None:
-            try:
-                policy = load_policy(folder, dtype=self._dtype)
-            except ConfigError as error:
-                raise WeightsRejected(str(error)) from error
-            difference = check_probes(policy, folder, tolerance=tolerance)
-            self._policy, self._decoder = policy, Decoder(policy, max_rows=self._max_batch)
-            return difference
-        policy = self._policy
-        previous = {name: value.clone() for name, value in policy.model.state_dict().items()}
-        load_weights_into(policy, folder)
-        self._require_decoder().forget_images()
         try:
-            return check_probes(policy, folder, tolerance=tolerance)
-        except WeightsRejected:
-            copy_weights(previous, policy.model)
-            raise
+            policy = load_policy(folder, dtype=self._dtype)
+        except ConfigError as error:
+            raise WeightsRejected(str(error)) from error
+        if self._policy is not None:
+            require_same_kind(policy, self._policy, folder)
+        difference = check_probes(policy, folder, tolerance=tolerance)
+        decoder = Decoder(policy, max_rows=self._max_batch)
+        return _Swap(weights.version, policy, decoder, difference, done)
 
 
 def _resolve(future: asyncio.Future[Any], result: Any) -> None:
