@@ -7,6 +7,7 @@ import runpy
 import subprocess
 import sys
 from collections.abc import Iterator
+from functools import cache
 from pathlib import Path
 
 import pytest
@@ -31,6 +32,7 @@ BROAD_EXCEPTIONS = {"rollout/episode.py", "envs/slots.py", "launch/roles.py", "l
 """End of an episode, slot replacement, role supervision, top of the command line."""
 
 
+@cache
 def parsed(path: Path) -> ast.Module:
     return ast.parse(path.read_text(encoding="utf-8"))
 
