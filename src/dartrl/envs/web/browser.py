@@ -20,6 +20,9 @@ from dartrl.interfaces import Clock
 PNG = {"format": "png", "optimizeForSpeed": True}
 """Lossless; the fast encoder costs a third more bytes and half the time."""
 
+START_TIMEOUT_SECONDS = 60.0
+"""A start takes a fifth of a second; a busy machine may need much longer."""
+
 FRAME_TIMEOUT_SECONDS = 8.0
 """A frame takes milliseconds; one that takes this long hangs, and so does every other page of the browser."""
 
@@ -44,8 +47,9 @@ class Browser:
         self._process = start_process(binary)  # not in a thread: a cancelled wait would lose the process
         try:
             await self.devtools.connect(self._process.read_fd, self._process.write_fd)
-            self.version = (await self.devtools.command("Browser.getVersion"))["product"]
+            hello = await self.devtools.command("Browser.getVersion", timeout_seconds=START_TIMEOUT_SECONDS)
             await self.devtools.command("Browser.setDownloadBehavior", {"behavior": "deny"})
+            self.version = hello["product"]
         except EnvironmentFault as error:
             words = last_words(self._process)
             raise EnvironmentFault(
@@ -157,15 +161,18 @@ class Page:
         if reply.get("errorText"):
             raise EnvironmentFault(f"page {url} cannot be loaded: {reply['errorText']}", "reset")
         await self._devtools.collect([self._loaded], f"the load event of {url}")
+        # A document without scripts of its own runs the init scripts only when one is asked for; and nothing to go back to.
+        await self.collect([self.send_js("0"), self.send("Page.resetNavigationHistory")], "the first script of a page")
 
     async def evaluate_js(self, expression: str) -> Any:
         """JSON value of a JavaScript expression; promises are awaited. Raises EnvironmentFault with the page's error."""
-        (reply,) = await self.collect([self.send_js(expression)], "an expression")
+        params = {"expression": expression, "returnByValue": True, "awaitPromise": True}
+        (reply,) = await self.collect([self.send("Runtime.evaluate", params)], "an expression")
         return js_value(reply)
 
     def send_js(self, expression: str) -> asyncio.Future[Reply]:
-        """Send an expression without waiting; read its reply with `js_value`."""
-        return self.send("Runtime.evaluate", {"expression": expression, "returnByValue": True, "awaitPromise": True})
+        """Send an expression that is no promise, without waiting; read its reply with `js_value`."""
+        return self.send("Runtime.evaluate", {"expression": expression, "returnByValue": True})
 
     async def screenshot(self) -> bytes:
         """Draw the page as it is now: PNG of width x height pixels."""
@@ -189,7 +196,7 @@ class Page:
                 self._loaded.set_result({})
         elif method == "Page.javascriptDialogOpening":
             self.dialogs_dismissed += 1
-            self.send("Page.handleJavaScriptDialog", {"accept": False}).add_done_callback(_ignore)
+            self.send("Page.handleJavaScriptDialog", {"accept": False})
         elif method in ("Inspector.targetCrashed", "Inspector.detached"):
             self._devtools.fail_session(self._session, f"page crashed ({method})")
             if self._loaded is not None and not self._loaded.done():
@@ -203,8 +210,3 @@ def js_value(reply: Reply) -> Any:
         text = details.get("exception", {}).get("description") or details.get("text", "unknown error")
         raise EnvironmentFault(f"script failed in the page: {text}", "guest_api")
     return reply["result"].get("value")
-
-
-def _ignore(future: asyncio.Future[Reply]) -> None:
-    if not future.cancelled():
-        future.exception()

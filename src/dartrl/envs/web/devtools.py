@@ -55,6 +55,7 @@ class DevTools(asyncio.Protocol):
     def send(self, method: str, params: Mapping[str, Any] | None = None, session: str | None = None) -> asyncio.Future[Reply]:
         """Send one command; the future ends with its result, an EnvironmentFault, or EnvironmentCrashed."""
         future: asyncio.Future[Reply] = asyncio.get_running_loop().create_future()
+        future.add_done_callback(_mark_as_seen)  # a command may be sent and forgotten
         if self._writer is None or self._lost is not None:
             future.set_exception(EnvironmentCrashed(f"{self._what} is gone ({self._lost or 'not started'}); {method} was not sent"))
             return future
@@ -144,3 +145,8 @@ class DevTools(asyncio.Protocol):
                 del self._pending[number]
                 if not future.done():
                     future.set_exception(EnvironmentCrashed(reason))
+
+
+def _mark_as_seen(future: asyncio.Future[Reply]) -> None:
+    if not future.cancelled():
+        future.exception()

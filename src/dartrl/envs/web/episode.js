@@ -10,6 +10,17 @@
     return state / 2147483647;
   };
 
+  // Every episode begins at the same moment of the same day; from there the page's clock runs as usual.
+  const RealDate = Date;
+  const EPOCH = RealDate.UTC(2026, 0, 5, 12);
+  let begun = performance.now();
+  const now = () => EPOCH + Math.floor(performance.now() - begun);
+  window.Date = new Proxy(RealDate, {
+    construct: (target, values, self) => Reflect.construct(target, values.length ? values : [now()], self),
+    apply: () => new RealDate(now()).toString(),
+    get: (target, name) => (name === 'now' ? now : Reflect.get(target, name)),
+  });
+
   // Nothing leaves the page: no navigation by the page or the agent, no second window.
   window.open = () => null;
   window.navigation?.addEventListener('navigate', (event) => {
@@ -64,10 +75,11 @@
 
   const DAY = 86400000;
   window.__episode = Object.freeze({
-    // Begin the instance of a seed; the instruction in words.
+    // Begin the instance of a seed; [the instruction in words, the page can be used].
     reset(seed) {
       if (window.jQuery) jQuery.fx.off = true;
       clipboard = '';
+      begun = performance.now();
       document.activeElement?.blur();
       unscroll();
       Math.seedrandom(String(seed));
@@ -76,7 +88,7 @@
       window.scrollTo(0, 0);
       redraw();
       const utterance = core.getUtterance();
-      return typeof utterance === 'string' ? utterance : utterance.utterance;
+      return [typeof utterance === 'string' ? utterance : utterance.utterance, Boolean(WOB_TASK_READY)];
     },
     // [the page can be used, the episode has ended, raw reward]
     state() {

@@ -12,6 +12,7 @@ from collections import OrderedDict
 from collections.abc import AsyncGenerator, Mapping, Sequence
 from contextlib import asynccontextmanager
 from pathlib import Path
+from typing import Any
 
 from dartrl.config import RunConfig
 from dartrl.envs.slots import SlotPool
@@ -148,7 +149,7 @@ class MiniwobEnvironment:
             raise EnvironmentFault("no episode has begun; call reset first", "reset")
         return self._page
 
-    async def evaluate_js(self, expression: str) -> object:
+    async def evaluate_js(self, expression: str) -> Any:
         """JSON value of an expression in the page of the running episode."""
         return await self.page.evaluate_js(expression)
 
@@ -158,10 +159,11 @@ class MiniwobEnvironment:
         async with self._deadline(self._reset_timeout_seconds, f"reset of {task.id}"):
             self._page = page = await self._page_of(task.family, url)
             await _park_pointer(page)
-            self._instruction = str(await page.evaluate_js(f"__episode.reset({task.seed})"))
+            self._instruction, is_ready = await page.evaluate_js(f"__episode.reset({task.seed})")
             self._is_done = False
-            while not (await page.evaluate_js(STATE))[0]:
+            while not is_ready:
                 await self._clock.sleep(FRAME_SECONDS)
+                is_ready = (await page.evaluate_js(STATE))[0]
             return await self._observe(page)
 
     async def step(self, actions: Sequence[Action]) -> Observation:

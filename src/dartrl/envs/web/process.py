@@ -94,7 +94,7 @@ def find_browser() -> Path:
 
 def start_process(binary: Path, flags: Sequence[str] = ()) -> BrowserProcess:
     """Start a browser in a session of its own. Raises EnvironmentFault if the binary cannot be executed."""
-    remove_stale_profiles()
+    remove_stale_profiles(Path(tempfile.gettempdir()))
     profile = Path(tempfile.mkdtemp(prefix=f"{PROFILE_PREFIX}{os.getpid()}-"))
     commands_out, commands_in = _high_pipe()
     replies_out, replies_in = _high_pipe()
@@ -147,9 +147,9 @@ def last_words(process: BrowserProcess, *, lines: int = 6) -> str:
     return "\n".join([line for line in text.splitlines() if line and "dbus" not in line.lower()][-lines:])
 
 
-def remove_stale_profiles() -> None:
-    """Remove profiles whose owner was killed before it could."""
-    for folder in Path(tempfile.gettempdir()).glob(f"{PROFILE_PREFIX}*"):
+def remove_stale_profiles(parent: Path) -> None:
+    """Remove the profiles in a folder whose owner was killed before it could."""
+    for folder in parent.glob(f"{PROFILE_PREFIX}*"):
         owner = re.match(rf"{PROFILE_PREFIX}(\d+)-", folder.name)
         if owner and not Path(f"/proc/{owner[1]}").exists():
             shutil.rmtree(folder, ignore_errors=True)
