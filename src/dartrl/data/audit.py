@@ -123,7 +123,7 @@ def _check_trajectory(row: Row, indexes: list[int]) -> Iterator[str]:
     is_scored = row["state"] in SCORED_ENDS
     if is_scored != (row["reward"] is not None) or is_scored != (row["success"] is not None):
         yield f"trajectory {name} is {row['state']} with score {row['reward']} and success {row['success']}"
-    if is_scored and not 0 <= row["reward"] <= 1:
+    if is_scored and not 0 <= (row["reward"] or 0) <= 1:
         yield f"trajectory {name} has score {row['reward']}, outside [0, 1]"
     if indexes != list(range(row["num_chunks"] or 0)):
         yield f"trajectory {name} says {row['num_chunks'] or 0} steps, but has steps {indexes}"

@@ -28,7 +28,7 @@ def _column(name: str, column: schema.Column) -> sa.Column[Any]:
         default = sa.text(f"'{column.default}'" if column.kind == "text" else str(column.default).lower())
     elif name in ("create_at", "created_at", "updated_at") and column.kind == "timestamp":
         default = sa.func.current_timestamp()
-    nullable = not column.required and column.default is None
+    nullable = not column.required and (default is None or column.kind == "timestamp")
     return sa.Column(name, types[column.kind], nullable=nullable, server_default=default)
 
 
