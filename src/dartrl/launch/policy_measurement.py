@@ -6,12 +6,14 @@ For choosing a pre-trained policy. Results that are reported come from `dartrl e
 from __future__ import annotations
 
 import asyncio
+import logging
 import tempfile
 from collections.abc import Sequence
 from pathlib import Path
 
 from dartrl.config import RunConfig
 from dartrl.data.blobs import MemoryBlobStore
+from dartrl.errors import EnvironmentFault
 from dartrl.interfaces import Clock, EnvironmentPool, GenerateRequest
 from dartrl.launch.plugins import create_dialect, create_pool, create_task_set
 from dartrl.metrics import Meter
@@ -22,13 +24,19 @@ from dartrl.rollout.episode import EpisodeTools, run_episode
 from dartrl.train.publish import publish
 from dartrl.types import Generation, Task
 
+logger = logging.getLogger(__name__)
+
+ATTEMPTS = 3
+"""Times an episode is played before its faults end the measurement."""
+
 
 async def measure_policy(
     config: RunConfig, clock: Clock, *, policy: Path, families: Sequence[str], episodes: int, temperature: float
 ) -> dict[str, float]:
-    """Family -> share of the episodes solved in full, on the first training instances; faults count as unsolved.
+    """Family -> share of the episodes solved in full, on the first training instances.
 
-    Raises ConfigError for an unknown family, WeightsRejected or EnvironmentFault if policy or browser do not start.
+    An episode that the infrastructure broke is played again. Raises ConfigError for an unknown family, WeightsRejected or
+    EnvironmentFault if policy or browser do not start, or if an episode breaks `ATTEMPTS` times.
     """
     tasks = create_task_set(config.tasks.set).tasks(families, "train", episodes)
     pool = create_pool(config, clock)
@@ -76,27 +84,38 @@ async def _play(
     solved: dict[str, list[bool]] = {}
     waiting = iter(enumerate(tasks))
 
+    async def play(slot: int, task: Task, sampling_seed: int) -> bool:
+        detail = ""
+        for attempt in range(ATTEMPTS):
+            assignment = _assignment(task, config, clock, temperature=temperature, sampling_seed=sampling_seed)
+            outcome = (await run_episode(assignment, await pool.acquire(slot, task), tools)).outcome
+            if outcome.is_scored:
+                return outcome.success is True
+            detail = outcome.detail
+            logger.warning("episode broke task=%s attempt=%d reason=%s %s", task.id, attempt, outcome.reason, detail)
+            await pool.discard(slot)
+        raise EnvironmentFault(f"episode {task.id} broke {ATTEMPTS} times, last: {detail}")
+
     async def work(slot: int) -> None:
         for index, task in waiting:
-            lease = Lease(f"trajectory:{task.id}", "measurement", 1, clock.now() + config.agent.episode_timeout_seconds)
-            assignment = Assignment(
-                trajectory_id=f"{task.id}/{temperature:g}",
-                group_id=task.id,
-                slot=slot,
-                attempt=0,
-                task=task,
-                max_steps=config.agent.max_steps,
-                temperature=temperature,
-                sampling_seed=index,
-                purpose="evaluation",
-                lease=lease,
-            )
-            trajectory = await run_episode(assignment, await pool.acquire(slot, task), tools)
-            if not trajectory.outcome.is_scored:
-                await pool.discard(slot)
-            solved.setdefault(task.family, []).append(trajectory.outcome.success is True)
+            solved.setdefault(task.family, []).append(await play(slot, task, index))
 
     async with asyncio.TaskGroup() as group:
         for slot in range(pool.size):
             group.create_task(work(slot))
     return {family: round(sum(values) / len(values), 3) for family, values in sorted(solved.items())}
+
+
+def _assignment(task: Task, config: RunConfig, clock: Clock, *, temperature: float, sampling_seed: int) -> Assignment:
+    return Assignment(
+        trajectory_id=f"{task.id}/{temperature:g}",
+        group_id=task.id,
+        slot=0,
+        attempt=0,
+        task=task,
+        max_steps=config.agent.max_steps,
+        temperature=temperature,
+        sampling_seed=sampling_seed,
+        purpose="evaluation",
+        lease=Lease(f"trajectory:{task.id}", "measurement", 1, clock.now() + config.agent.episode_timeout_seconds),
+    )

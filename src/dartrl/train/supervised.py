@@ -109,13 +109,6 @@ class JointStage(StageConfig):
     """Steps between two policies kept in the work folder."""
 
 
-class PolicyConfig(Section):
-    """Size of the policy; see dartrl.policy.model.PolicyShape for the rest."""
-
-    vocabulary: int = Field(default=1536, ge=512)
-    """Entries of the tokenizer."""
-
-
 @dataclass(frozen=True, slots=True)
 class SupervisedPlan:
     """Everything a training process needs; sent to each of them."""
@@ -147,12 +140,12 @@ class SupervisedPlan:
         return self.work_dir / "stages" / f"step-{step:05d}"
 
 
-def create_initial_policy(plan: SupervisedPlan, vocabulary: int) -> Policy:
+def create_initial_policy(plan: SupervisedPlan, vocabulary: int, shape: PolicyShape | None = None) -> Policy:
     """A policy with random weights and a tokenizer made for the collection, saved in the work folder."""
     states = load_collection(plan.collection).states
     corpus = tokenizer_corpus(states, np.random.default_rng(plan.seed))
     tokenizer = build_tokenizer(corpus, vocab_size=vocabulary, added_tokens=ADDED_TOKENS)
-    policy = build_policy(tokenizer, PolicyShape(), seed=plan.seed)
+    policy = build_policy(tokenizer, shape or PolicyShape(), seed=plan.seed)
     save_policy(policy, plan.initial)
     return policy
 
