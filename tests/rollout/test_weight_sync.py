@@ -45,6 +45,7 @@ class Port:
         self.seconds = REPLY_SECONDS
         self.load_errors: dict[int, Exception] = {}
         self.in_flight = 0
+        self.loads_while_serving = False
         self.loads: list[tuple[float, int]] = []
         self._clock = clock
 
@@ -58,16 +59,16 @@ class Port:
         finally:
             self.in_flight -= 1
         self._require_life()
-        assert self.version == version, "weights changed under a request"
+        assert self.version == version or self.loads_while_serving, "weights changed under a request"
         return version
 
     async def status(self) -> WorkerStatus:
         self._require_life()
-        return WorkerStatus(f"life-{self.life}", self.version)
+        return WorkerStatus(f"life-{self.life}", self.version, self.loads_while_serving)
 
     async def load(self, weights: WeightsVersion) -> None:
         self._require_life()
-        assert self.in_flight == 0, "loaded under a request"
+        assert self.in_flight == 0 or self.loads_while_serving, "loaded under a request"
         self.loads.append((self._clock.now(), weights.version))
         await self._clock.sleep(LOAD_SECONDS)
         if weights.version in self.load_errors:
@@ -167,6 +168,19 @@ def test_a_larger_fleet_swaps_one_worker_at_a_time_and_never_falls_silent():
     assert setting.failures == []
     assert min(setting.serving) == 2
     assert max(event.data["gap_seconds"] for event in setting.ledger.of("sync")) <= REPLY_SECONDS + 1e-6
+
+
+def test_a_worker_that_loads_while_serving_is_not_drained_and_leaves_no_gap():
+    async def script(setting: Setting) -> None:
+        setting.ports[0].loads_while_serving = True
+        await publish_every_three_seconds(setting)
+
+    setting = run_setting("a", script)
+    syncs = setting.ledger.of("sync")
+    assert [event.data["version"] for event in syncs] == list(range(2, 12))
+    assert setting.failures == [] and set(setting.serving) == {1}
+    assert all(event.data["drain_seconds"] == 0.0 for event in syncs)
+    assert max(event.data["gap_seconds"] for event in syncs) <= REPLY_SECONDS + 1e-6
 
 
 def test_an_idle_fleet_swaps_with_no_gap():

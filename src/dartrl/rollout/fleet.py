@@ -39,6 +39,8 @@ class WorkerStatus:
     """Differs between two lives of a worker."""
     version: int | None
     """Weights version it holds; None if it holds none that was published."""
+    loads_while_serving: bool = False
+    """It answers requests while it loads and swaps between two replies by itself, so it need not be drained."""
 
 
 class WorkerPort(Protocol):

@@ -48,7 +48,7 @@ class HttpWorker:
             raise PolicyUnavailable(str(fault)) from fault
         match body:
             case {"instance": str(instance), "weights_version": int() | None as version}:
-                return WorkerStatus(instance, version)
+                return WorkerStatus(instance, version, loads_while_serving=body.get("loads_while_serving") is True)
             case _:
                 raise PolicyUnavailable(
                     f"{self.url}/control/status answers {reply.status} {reply.body[:120]!r}; is it a dartrl worker?"

@@ -1,6 +1,7 @@
 """Brings every worker to the newest published weights, one serving worker at a time, without dropping a request.
 
     serving -> draining -> loading -> serving        a newer version was published; the others keep serving
+    serving -> serving                               the same, for a worker that loads while it serves and swaps by itself
     joining -> loading -> serving                    the worker is new or restarted: it serves nothing before
 
 One task follows the ledger, one watches each worker. A worker that refuses weights keeps its old ones, is readmitted with
@@ -140,7 +141,7 @@ class WeightSync(Generic[P]):
             if self._is_due(worker):
                 async with self._turn:
                     if worker.state is WorkerState.SERVING and self._is_due(worker):
-                        await self._swap(worker)
+                        await self._swap(worker, must_drain=not status.loads_while_serving)
             return
         if worker.is_held:
             return
@@ -179,24 +180,18 @@ class WeightSync(Generic[P]):
         log.info("worker joined name=%s version=%d seconds=%.2f", worker.name, weights.version, seconds)
         await self._record("join", worker, {"version": weights.version, "seconds": seconds})
 
-    async def _swap(self, worker: Worker[P]) -> None:
+    async def _swap(self, worker: Worker[P], *, must_drain: bool) -> None:
         """Change the weights of a serving worker; one at a time in the fleet."""
         started = self._clock.now()
         old = worker.version
         silence = self._fleet.silence
         silence.restart()
-        if not await self._fleet.drain(worker, self._drain_timeout_seconds):
-            self._fleet.serve(worker, old)
-            late = PolicyUnavailable(
-                f"its requests did not end within {self._drain_timeout_seconds:g} s (rollout.drain_timeout_seconds)"
-            )
-            if self._target is not None:
-                await self._refused(worker, self._target, late)
+        if must_drain and not await self._drain(worker):
             return
         drained = self._clock.now()
         weights = self._target
         assert weights is not None, "a worker is due only if there is a version"
-        worker.state = WorkerState.LOADING
+        worker.state = WorkerState.LOADING if must_drain else worker.state
         try:
             await worker.port.load(weights)
         except DartrlError as error:
@@ -207,23 +202,31 @@ class WeightSync(Generic[P]):
         silence.mark()
         self._accept(worker, weights)
         await self._first_answer()
-        gap = silence.longest()
+        times = {"seconds": loaded - started, "drain_seconds": drained - started, "load_seconds": loaded - drained}
+        await self._note_sync(worker, times | {"version": weights.version, "previous": old, "gap_seconds": silence.longest()})
+
+    async def _drain(self, worker: Worker[P]) -> bool:
+        """True once the worker is idle; else it goes on with its old weights."""
+        if await self._fleet.drain(worker, self._drain_timeout_seconds):
+            return True
+        self._fleet.serve(worker, worker.version)
+        late = f"its requests did not end within {self._drain_timeout_seconds:g} s (rollout.drain_timeout_seconds)"
+        if self._target is not None:
+            await self._refused(worker, self._target, PolicyUnavailable(late))
+        return False
+
+    async def _note_sync(self, worker: Worker[P], data: dict[str, Any]) -> None:
         self._meter.add("rollout/syncs")
-        self._meter.observe("rollout/sync_seconds", loaded - started)
-        self._meter.observe("rollout/sync_gap_seconds", gap)
-        log.info("worker synced name=%s version=%d seconds=%.3f gap=%.3f", worker.name, weights.version, loaded - started, gap)
-        await self._record(
-            "sync",
-            worker,
-            {
-                "version": weights.version,
-                "previous": old,
-                "seconds": loaded - started,
-                "drain_seconds": drained - started,
-                "load_seconds": loaded - drained,
-                "gap_seconds": gap,
-            },
+        self._meter.observe("rollout/sync_seconds", data["seconds"])
+        self._meter.observe("rollout/sync_gap_seconds", data["gap_seconds"])
+        log.info(
+            "worker synced name=%s version=%d seconds=%.3f gap=%.3f",
+            worker.name,
+            data["version"],
+            data["seconds"],
+            data["gap_seconds"],
         )
+        await self._record("sync", worker, data)
 
     async def _first_answer(self) -> None:
         try:
