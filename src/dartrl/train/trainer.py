@@ -204,8 +204,8 @@ class Trainer:
             if current is None:
                 return None
             await self.clock.run_blocking(self.ledger.publish_weights, lease, current)
-        ready = Event("trainer_ready", self._holder, {"step": step, "checkpoint_step": restored, "version": current.version})
-        await self._clock.run_blocking(self._ledger.record_event, ready)
+        ready = Event("trainer_ready", self.holder, {"step": step, "checkpoint_step": restored, "version": current.version})
+        await self.clock.run_blocking(self.ledger.record_event, ready)
         return _Position(step=step, published=current, published_step=step, durable_step=step)
 
     # -- weights and checkpoints
