@@ -144,10 +144,11 @@ def test_a_broken_environment_is_recorded_replaced_and_its_slot_tried_again():
         crash(9),
         Fault("reset", 5, EnvironmentFault("no display", "display")),
         Fault("acquire", 7, EnvironmentFault("no port")),
+        Fault("acquire", 9, FileNotFoundError("a plug-in forgot its file")),
     ]
     setting = play({"faults": faults}, Setting.until_finished)
-    assert setting.ends() == {"terminated": 20, "env_error": 4}
-    assert len(setting.pool.discarded) == 4
+    assert setting.ends() == {"terminated": 20, "env_error": 5}
+    assert len(setting.pool.discarded) == 5
     assert sum(scored for _, scored in setting.ledger.evaluation_result("e").successes.values()) == 20
 
 

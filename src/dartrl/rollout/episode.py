@@ -209,7 +209,9 @@ class _Episode:
             async with self._clock.timeout(timeout):
                 while True:
                     try:
-                        return await self._tools.client.generate(request)
+                        generation = await self._tools.client.generate(request)
+                        meter.observe("rollout/reply_seconds", self._clock.now() - started)
+                        return generation
                     except (PolicyOverloaded, PolicyUnavailable) as error:
                         fault = error
                     meter.add("rollout/retries")
@@ -218,9 +220,7 @@ class _Episode:
         except TimeoutError:
             raise fault from None
         finally:
-            seconds = self._clock.now() - started
-            meter.observe("rollout/reply_seconds", seconds)
-            meter.add("rollout/policy_wait_seconds", seconds)
+            meter.add("rollout/policy_wait_seconds", self._clock.now() - started)
 
     def _read(self, generation: Generation, screen: tuple[int, int]) -> tuple[Action, ...] | ParseError:
         if generation.finish_reason == "length":

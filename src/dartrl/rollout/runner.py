@@ -119,6 +119,7 @@ class Runner:
         return None
 
     async def _attempt(self, slot: int, assignment: Assignment, stop: asyncio.Event) -> Trajectory:
+        """The attempt as a task of its own, so that it can be ended alone; one that ignores this is not waited for."""
         started_at = self.clock.now()
         attempt = asyncio.create_task(self._play(slot, assignment), name=assignment.trajectory_id)
         self._attempts[assignment.trajectory_id] = attempt
@@ -142,6 +143,10 @@ class Runner:
                 environment = await self.pool.acquire(slot, assignment.task)
         except EnvironmentFault as fault:
             outcome = Outcome(End.ENV_ERROR, fault.kind, detail=str(fault)[:300])
+            return unplayed_trajectory(assignment, outcome, self.clock.now())
+        except Exception as error:  # noqa: BLE001 - slot replacement: a plug-in's bug costs one attempt, not the runner
+            log.exception("no environment slot=%d task=%s", slot, assignment.task.id)
+            outcome = Outcome(End.ENV_ERROR, "crash", detail=f"{type(error).__name__}: {error}"[:300])
             return unplayed_trajectory(assignment, outcome, self.clock.now())
         return await run_episode(assignment, environment, self._tools)
 
