@@ -61,7 +61,7 @@ class Wait:
     seconds: float
     """Ask again after this pause."""
     reason: str
-    """Fixed word: staleness, no_weights, breaker, phase, finished."""
+    """Fixed word: staleness, sampling, no_weights, breaker, phase, finished."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -9,7 +9,7 @@ from dartrl.data.groups import insert_groups
 from dartrl.data.leasing import grant_lease
 from dartrl.data.scope import RunScope
 from dartrl.data.states import SLOT, move_one
-from dartrl.data.store import Increment, Row, Transaction
+from dartrl.data.store import Above, Increment, Row, Transaction
 from dartrl.records import Assignment, Phase, Wait
 
 POLLS_PER_SECOND = 100
@@ -97,7 +97,6 @@ def _supply(scope: RunScope, transaction: Transaction, run: Row, version: int) -
     rows = transaction.select("family", {"run_id": scope.run_id})
     groups = {"run_id": scope.run_id, "purpose": "train", "state": ("open", "ready", "claimed")}
     states = transaction.tally("rollout_group", groups, ("state",))
-    workers = [row["version"] for row in transaction.select("worker", {"run_id": scope.run_id})]
     supply = Supply(
         open_groups=states.get(("open",), 0),
         ready_groups=states.get(("ready",), 0),
@@ -105,9 +104,21 @@ def _supply(scope: RunScope, transaction: Transaction, run: Row, version: int) -
         groups_opened=run["groups_opened"],
         trainable_share=trainable_share(sum(row["groups_closed"] for row in rows), sum(row["groups_trainable"] for row in rows)),
         trainer_version=version,
-        served_version=min(workers, default=version),
+        served_version=_served_version(scope, transaction, version),
     )
     return supply, {row["family"]: row["groups_opened"] for row in rows}
+
+
+def _served_version(scope: RunScope, transaction: Transaction, version: int) -> int:
+    """Oldest version that a live worker answers with; one that lags for longer than a lease is taken for dead."""
+    served = version
+    for worker in transaction.select("worker", {"run_id": scope.run_id}):
+        if worker["version"] < served:
+            newer = {"run_id": scope.run_id, "state": "published", "version": Above(worker["version"])}
+            missed = transaction.first("weights_version", newer, order="version")
+            if missed is not None and missed["created_at"] > transaction.now - scope.config.data.lease_seconds:
+                served = worker["version"]
+    return served
 
 
 def _explain(supply: Supply, admission: Admission) -> dict[str, Any]:
@@ -151,7 +162,7 @@ def _start_attempt(scope: RunScope, transaction: Transaction, slot: Row, holder:
     transaction.insert("rollout_run", [trajectory])
     is_evaluation = slot["purpose"] == "evaluation"
     seed_ids = (task.id, slot["slot"], attempt) if is_evaluation else (slot["group_id"], slot["slot"], attempt)
-    return Assignment(
+    assignment = Assignment(
         trajectory_id=trajectory_id,
         group_id=slot["group_id"],
         slot=slot["slot"],
@@ -163,6 +174,15 @@ def _start_attempt(scope: RunScope, transaction: Transaction, slot: Row, holder:
         purpose=slot["purpose"],
         lease=lease,
     )
+    data = {
+        "holder": holder,
+        "task": task.id,
+        "max_steps": assignment.max_steps,
+        "temperature": assignment.temperature,
+        "sampling_seed": assignment.sampling_seed,
+    }
+    scope.log(transaction, "assignment", trajectory_id, data)
+    return assignment
 
 
 def _evaluation_temperature(scope: RunScope, transaction: Transaction, slot: Row) -> float:

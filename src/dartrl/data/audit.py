@@ -8,7 +8,7 @@ trajectory; one chain of training steps and weights versions; replays within the
 from __future__ import annotations
 
 from collections import Counter, defaultdict
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 
 from dartrl.data.audit_training import check_checkpoints, check_steps, check_use, check_versions
@@ -68,10 +68,31 @@ def _sums(snapshot: Snapshot) -> Iterator[str]:
         total = sum(states.values())
         yield f"{role} members {total} = {states['trained']} trained + {states['rejected']} rejected + {pending} pending"
     yield "members rejected: " + _listed(Counter(row["reason"] for row in snapshot.members if row["state"] == "rejected"))
+    yield _bias(snapshot)
     training = [row for row in snapshot.groups if row["purpose"] == "train"]
     yield f"training groups {len(training)} = " + _listed(Counter(row["state"] for row in training))
     yield f"training steps {len(snapshot.steps_done)} = " + _listed(Counter(row["state"] for row in snapshot.steps_done))
     yield f"weights versions {len(snapshot.versions)} = " + _listed(Counter(row["state"] for row in snapshot.versions))
+
+
+def _bias(snapshot: Snapshot) -> str:
+    """Whether short or quick episodes are trained on more than they are produced."""
+    trained = {row["trajectory_id"] for row in snapshot.members if row["state"] == "trained"}
+    training = [row for row in snapshot.trajectories if row["purpose"] == "train" and row["state"] in SCORED_ENDS]
+    kinds = {
+        "generated": training,
+        "trained": [row for row in training if row["trajectory_id"] in trained],
+        "retried": [row for row in training if row["attempt"] > 0],
+    }
+    return "bias meter: " + ", ".join(f"{name} {_length(rows)}" for name, rows in kinds.items())
+
+
+def _length(rows: Sequence[Row]) -> str:
+    if not rows:
+        return "none"
+    steps = sum(row["num_chunks"] for row in rows) / len(rows)
+    seconds = sum(row["finished_at"] - row["started_at"] for row in rows) / len(rows)
+    return f"{len(rows)} of {steps:.2f} steps and {seconds:.2f} s"
 
 
 def _listed(counts: Counter[str]) -> str:

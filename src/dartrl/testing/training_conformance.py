@@ -290,8 +290,10 @@ def a_lagging_worker_lowers_admission(bench: LedgerBench) -> None:
     for _ in range(6):
         bench.assign()
     assert reason_to_wait(ledger) == "staleness", "one batch of two groups"
-    ledger.record_event(Event("sync", "worker-0", {"worker": "worker-0", "version": 2}))
-    assert isinstance(ledger.next_assignment("r"), Assignment)
+    ledger.record_event(Event("sync", "worker-1", {"worker": "worker-1", "version": 2}))
+    assert reason_to_wait(ledger) == "staleness", "the slowest worker counts"
+    bench.time += 11
+    assert isinstance(ledger.next_assignment("r"), Assignment), "a worker that lags for longer than a lease is dead"
 
 
 def a_finished_run_leaves_nothing_open(bench: LedgerBench) -> None:
