@@ -66,7 +66,7 @@ class CopyAccuracy:
         return float(np.mean([reply == answer for reply, (_, answer) in zip(replies, self._turns, strict=True)]))
 
 
-@torch.inference_mode()
+@torch.no_grad()  # not inference_mode: what the forward pass caches is used in training as well
 def first_choices(policy: Policy, rows: Sequence[Row]) -> list[str]:
     """The labelled part of each row as the policy would write it, without the end token if it ends there."""
     batch = collate(rows)
