@@ -11,6 +11,7 @@ from __future__ import annotations
 import argparse
 import asyncio
 import json
+import sys
 from pathlib import Path
 
 import numpy as np
@@ -21,6 +22,8 @@ from dartrl.envs.web.demonstrations import acquire
 from dartrl.envs.web.experts import EXPERT_SCRIPT, FAMILIES, look
 from dartrl.envs.web.miniwob import HEIGHT, WIDTH, MiniwobEnvironment, create_pool
 from dartrl.envs.web.task_set import GUESS_RATES
+from dartrl.errors import EnvironmentFault
+from dartrl.interfaces import EnvironmentPool
 from dartrl.launch.system_clock import SystemClock
 from dartrl.types import Action, ActionKind, Task
 
@@ -81,6 +84,17 @@ async def play(environment: MiniwobEnvironment, task: Task) -> bool:
     return (await environment.evaluate()).success
 
 
+async def play_surely(pool: EnvironmentPool, slot: int, task: Task) -> bool:
+    """As `play`, again on a fresh environment after a fault, up to five times."""
+    for _ in range(5):
+        try:
+            return await play(await acquire(pool, slot, task), task)
+        except EnvironmentFault as fault:
+            print(f"{task.id}: {fault}; trying again", file=sys.stderr)
+            await pool.discard(slot)
+    raise SystemExit(f"{task.id} broke its environment five times")
+
+
 async def measure(families: list[str], episodes: int) -> dict[str, float]:
     """Family -> share of solved episodes."""
     config = RunConfig(environment=EnvironmentConfig(slots=4))
@@ -92,7 +106,7 @@ async def measure(families: list[str], episodes: int) -> dict[str, float]:
     async def work(slot: int) -> None:
         for family, seed in jobs:
             task = Task(id=f"{family}/{seed}", family=family, seed=seed)
-            solved = await play(await acquire(pool, slot, task), task)
+            solved = await play_surely(pool, slot, task)
             wins[family] += solved
 
     try:

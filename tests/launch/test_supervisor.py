@@ -18,13 +18,20 @@ def test_only_quick_deaths_in_a_row_add_up(uptimes: list[float]):
     policy = RestartPolicy()
     failures = 0
     for uptime in uptimes:
-        failures = policy.count_failures(failures, uptime)
+        failures = policy.count_failures(failures, uptime, exit_status=-9)
     quick = 0
     for uptime in reversed(uptimes):
         quick += 1
         if uptime > policy.healthy_seconds:
             break
     assert failures == quick
+
+
+def test_giving_up_by_itself_counts_for_longer_than_being_killed():
+    policy = RestartPolicy(healthy_seconds=60.0, proven_seconds=600.0)
+    assert policy.count_failures(3, 100.0, exit_status=1) == 4
+    assert policy.count_failures(3, 100.0, exit_status=-9) == 1
+    assert policy.count_failures(3, 700.0, exit_status=1) == 1
 
 
 def test_a_role_is_named_by_its_number():

@@ -51,17 +51,20 @@ class RestartPolicy:
     longest_delay_seconds: float = 15.0
     """Upper bound of the pause."""
     healthy_seconds: float = 60.0
-    """A process that lived longer starts the count anew."""
+    """A process that lived longer before a signal ended it starts the count anew."""
+    proven_seconds: float = 600.0
+    """The same for one that gave up by itself; long, because loading alone may take minutes on a busy machine."""
     most_failures: int = 5
-    """Deaths in a row, each soon after the start, at which the run is given up."""
+    """Deaths in a row at which the run is given up."""
 
     def delay_seconds(self, failures: int) -> float:
         """Pause after so many deaths in a row (1 or more)."""
         return min(self.first_delay_seconds * 2 ** (failures - 1), self.longest_delay_seconds)
 
-    def count_failures(self, failures: int, uptime_seconds: float) -> int:
-        """Deaths in a row, this one included, after a life of `uptime_seconds`."""
-        return 1 if uptime_seconds > self.healthy_seconds else failures + 1
+    def count_failures(self, failures: int, uptime_seconds: float, exit_status: int) -> int:
+        """Deaths in a row, this one included, after a life of `uptime_seconds`; negative statuses are signals."""
+        enough = self.healthy_seconds if exit_status < 0 else self.proven_seconds
+        return 1 if uptime_seconds > enough else failures + 1
 
 
 @dataclass(frozen=True, slots=True)
@@ -128,7 +131,7 @@ class Supervisor:
             process = await self._start(spec)
             if await self._ended_before(process, stop):
                 uptime = self.clock.now() - started
-                failures = self.policy.count_failures(failures, uptime)
+                failures = self.policy.count_failures(failures, uptime, process.returncode or 0)
                 await self._after_death(spec, process, failures=failures, uptime=uptime)
                 await wait_for_event(stop, self.policy.delay_seconds(failures))
             else:
