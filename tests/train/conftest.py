@@ -1,19 +1,30 @@
 """A small random policy and recorded episodes of it, made from nothing and equal in every run."""
 
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+import asyncio
+import contextlib
+from collections.abc import AsyncIterator, Callable, Sequence
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
 import torch
 
+from dartrl.config import RunConfig, parse_config
 from dartrl.data.blobs import MemoryBlobStore
+from dartrl.data.manager import DataManager, open_ledger
 from dartrl.interfaces import ImageRef, Message
+from dartrl.metrics import Meter
 from dartrl.policy.forward import token_logprobs
 from dartrl.policy.inputs import collate, encode_prompt, reply_row
-from dartrl.policy.model import Policy, PolicyShape, build_policy, build_tokenizer
-from dartrl.records import Claim, ClaimedGroup, Member
+from dartrl.policy.manifest import verify_manifest
+from dartrl.policy.model import Policy, PolicyShape, build_policy, build_tokenizer, load_weights_into, save_policy
+from dartrl.policy.probes import check_probes
+from dartrl.records import Assignment, Claim, ClaimedGroup, Event, Member, Phase, Run
+from dartrl.testing.clock import ManualClock
 from dartrl.testing.images import flat_png
+from dartrl.train.trainer import Trainer
 from dartrl.types import End, Generation, Outcome, Step, Task, Trajectory
 
 torch.set_num_threads(1)
@@ -120,6 +131,82 @@ class Recorder:
         return Claim(name, tuple(groups))
 
 
+@dataclass
+class Bench:
+    """A run with everything but runners and workers, which `fill` and `sync` stand for."""
+
+    root: Path
+    config: RunConfig
+    blobs: MemoryBlobStore
+    clock: ManualClock
+    ledger: DataManager
+    sampler: Policy
+    version: int = 0
+    episodes: int = 0
+    damage: dict[int, dict[str, Any]] = field(default_factory=dict)
+    """Slot -> changes to the first recorded reply of every episode in it."""
+
+    def trainer(self, holder: str = "trainer-0") -> Trainer:
+        return Trainer(
+            ledger=self.ledger,
+            blobs=self.blobs,
+            config=self.config,
+            run_dir=self.root,
+            clock=self.clock,
+            meter=Meter(self.clock.now),
+            holder=holder,
+            select_steps=lambda entropies: [True] * len(entropies),
+        )
+
+    @contextlib.asynccontextmanager
+    async def running(self, holder: str = "trainer-0") -> AsyncIterator[asyncio.Event]:
+        """A trainer that runs inside the block and is stopped cleanly after it."""
+        stop = asyncio.Event()
+        task = asyncio.create_task(self.trainer(holder).run(stop))
+        try:
+            yield stop
+        finally:
+            stop.set()
+            while not task.done():
+                await self.clock.advance(0.5)
+            await task
+
+    async def until_step(self, step: int) -> None:
+        while len(self.ledger.training_steps()) < step:
+            self.sync()
+            self.fill()
+            await self.clock.advance(0.2)
+
+    def sync(self) -> None:
+        """What the router does: bring the sampling policy to the published version."""
+        weights = self.ledger.current_weights()
+        if weights is not None and weights.version != self.version:
+            verify_manifest(Path(weights.path), weights.checksum)
+            load_weights_into(self.sampler, Path(weights.path))
+            check_probes(self.sampler, Path(weights.path), tolerance=1e-4)
+            self.version = weights.version
+            self.ledger.record_event(Event("sync", "engine-0", {"worker": "engine-0", "version": weights.version}))
+
+    def fill(self) -> None:
+        """What runners do: finish every assignment that is handed out."""
+        recorder = Recorder(self.sampler, self.blobs)
+        while isinstance(assignment := self.ledger.next_assignment("runner-0"), Assignment):
+            score = float((assignment.slot + assignment.task.seed) % 2)
+            trajectory = recorder.trajectory(
+                assignment.trajectory_id,
+                assignment.task,
+                score,
+                num_steps=1 + assignment.slot % 2,
+                seed=assignment.sampling_seed % 10_000,
+                version=self.version,
+            )
+            if changes := self.damage.get(assignment.slot):
+                first = replace(trajectory.steps[0], generation=replace(trajectory.steps[0].generation, **changes))
+                trajectory = replace(trajectory, steps=(first, *trajectory.steps[1:]))
+            self.ledger.record_trajectory(assignment.lease, trajectory)
+            self.episodes += 1
+
+
 @pytest.fixture
 def make_policy() -> Callable[..., Policy]:
     """small_policy(seed, dtype): random weights, equal for equal seeds."""
@@ -141,3 +228,30 @@ def recorder() -> Recorder:
 def select_all() -> Callable[[Sequence[float]], list[bool]]:
     """Selector that trains on every step."""
     return lambda entropies: [True] * len(entropies)
+
+
+@pytest.fixture
+def make_bench(tmp_path: Path) -> Callable[..., Bench]:
+    """make_bench(name, **training options): a run in phase TRAINING with groups of 4, two groups a step."""
+
+    def make(name: str = "run", **training: Any) -> Bench:
+        base = tmp_path / "initial"
+        if not base.exists():
+            save_policy(small_policy(), base)
+        options = {"groups_per_step": 2, "checkpoint_every": 2, "minibatch_rows": 8, "microbatch_rows": 4, "learning_rate": 1e-3}
+        config = parse_config(
+            {
+                "policy": {"path": str(base)},
+                "training": {**options, **training},
+                "curation": {"max_rollouts": 4, "max_staleness": 2},
+                "data": {"lease_seconds": 6.0},
+            }
+        )
+        clock, blobs = ManualClock(), MemoryBlobStore()
+        ledger = open_ledger("memory:", blobs=blobs, config=config, run_id=name, now=clock.now)
+        tasks = [Task(id=f"click/{seed}", family="click", seed=seed, instruction="click") for seed in range(40)]
+        ledger.open_run(Run(name, 0, {}), tasks)
+        ledger.set_phase(Phase.TRAINING)
+        return Bench(tmp_path / name, config, blobs, clock, ledger, small_policy())
+
+    return make
