@@ -50,3 +50,11 @@ def turns(png) -> dict[str, tuple[str | bytes, ...]]:
         "resized": (odd, "Click."),
         "long": (wide, "Copy the word tree into the field. " * 6),
     }
+
+
+@pytest.fixture(scope="session")
+def shared_policy(tiny_policy_folder):
+    """A policy with random weights that no test changes."""
+    from dartrl.policy.model import load_policy
+
+    return load_policy(tiny_policy_folder)

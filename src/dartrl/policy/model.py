@@ -18,6 +18,7 @@ from typing import Any, Literal
 
 import torch
 import transformers
+from safetensors import SafetensorError
 from tokenizers import AddedToken, Regex, Tokenizer, decoders, models, normalizers, pre_tokenizers, trainers
 from transformers import PreTrainedTokenizerFast, Qwen2_5_VLConfig, Qwen2_5_VLForConditionalGeneration
 from transformers.models.qwen2_vl.image_processing_pil_qwen2_vl import Qwen2VLImageProcessorPil
@@ -124,6 +125,11 @@ class Policy:
         present = set(tokenizer.get_vocab())
         self.banned_ids: tuple[int, ...] = tuple(sorted(_token_id(tokenizer, token) for token in VISION_TOKENS if token in present))
         self.image_token_id: int = model.config.image_token_id
+        if self.image_token_id != _token_id(tokenizer, IMAGE_TOKEN):
+            raise ConfigError(
+                f"config.json says that image_token_id is {self.image_token_id}, but {IMAGE_TOKEN} is "
+                f"{_token_id(tokenizer, IMAGE_TOKEN)} in the tokenizer; model and tokenizer do not belong together"
+            )
         self.end_ids = frozenset(_end_ids(model, tokenizer))
         self.text_config: Any = model.config.text_config
         self.vision_config: Any = model.config.vision_config
@@ -198,6 +204,9 @@ def load_policy(folder: Path, *, dtype: ComputeType = "float32") -> Policy:
         processor = Qwen2VLImageProcessorPil.from_pretrained(folder, local_files_only=True)
     except (OSError, ValueError) as error:
         raise ConfigError(f"{folder} has weights but no usable tokenizer and image settings: {error}") from error
+    # without its file, transformers makes up an empty tokenizer of the right class
+    if not (folder / "tokenizer.json").is_file() and not (folder / "vocab.json").is_file():
+        raise ConfigError(f"{folder} has weights but no usable tokenizer; add tokenizer.json")
     if not tokenizer.chat_template:
         raise ConfigError(f"{folder} has no chat template; add chat_template.jinja")
     return Policy(model, tokenizer, _settings_of(processor), dtype)
@@ -314,7 +323,7 @@ def _load_model(folder: Path) -> Qwen2_5_VLForConditionalGeneration:
         loaded: Any = Qwen2_5_VLForConditionalGeneration.from_pretrained(
             folder, dtype=torch.float32, local_files_only=True, output_loading_info=True
         )
-    except (OSError, ValueError, RuntimeError, KeyError) as error:
+    except (OSError, ValueError, RuntimeError, KeyError, SafetensorError) as error:
         raise ConfigError(f"{folder} cannot be loaded as Qwen2.5-VL: {error}") from error
     model, info = loaded
     problems = {name: sorted(map(str, keys)) for name, keys in info.items() if keys and name != "error_msgs"}
