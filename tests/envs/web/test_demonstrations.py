@@ -71,6 +71,7 @@ def test_disturbances_press_no_button() -> None:
 
 @pytest.mark.browser
 @pytest.mark.slow
+@pytest.mark.timeout(1200)
 @pytest.mark.parametrize("disturbed", [0.0, 1.0])
 async def test_experts_are_rewarded(tmp_path: Path, pool: EnvironmentPool, disturbed: float) -> None:
     writer = CollectionWriter(tmp_path)
