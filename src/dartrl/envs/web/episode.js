@@ -21,6 +21,39 @@
     get: (target, name) => (name === 'now' ? now : Reflect.get(target, name)),
   });
 
+  // What the page still has to do of its own accord within the next frame: animation frames asked for, and short timers.
+  const SHORT = 20; // milliseconds
+  const due = new Set();
+  const ask = window.requestAnimationFrame.bind(window);
+  const unask = window.cancelAnimationFrame.bind(window);
+  const start = window.setTimeout.bind(window);
+  const stop = window.clearTimeout.bind(window);
+  window.requestAnimationFrame = (callback) => {
+    const id = ask((moment) => {
+      due.delete('frame ' + id);
+      callback(moment);
+    });
+    due.add('frame ' + id);
+    return id;
+  };
+  window.cancelAnimationFrame = (id) => {
+    due.delete('frame ' + id);
+    unask(id);
+  };
+  window.setTimeout = (handler, delay = 0, ...values) => {
+    if (typeof handler !== 'function' || delay > SHORT) return start(handler, delay, ...values);
+    const id = start(() => {
+      due.delete(id);
+      handler.apply(window, values);
+    }, delay);
+    due.add(id);
+    return id;
+  };
+  window.clearTimeout = window.clearInterval = (id) => {
+    due.delete(id);
+    stop(id);
+  };
+
   // Nothing leaves the page: no navigation by the page or the agent, no second window.
   window.open = () => null;
   window.navigation?.addEventListener('navigate', (event) => {
@@ -90,9 +123,9 @@
       const utterance = core.getUtterance();
       return [typeof utterance === 'string' ? utterance : utterance.utterance, Boolean(WOB_TASK_READY)];
     },
-    // [the page can be used, the episode has ended, raw reward]
+    // [the episode has ended, raw reward, the page will change by itself, the page can be used]
     state() {
-      return [Boolean(WOB_TASK_READY), Boolean(WOB_DONE_GLOBAL), Number(WOB_RAW_REWARD_GLOBAL)];
+      return [Boolean(WOB_DONE_GLOBAL), Number(WOB_RAW_REWARD_GLOBAL), due.size > 0, Boolean(WOB_TASK_READY)];
     },
   });
 })();

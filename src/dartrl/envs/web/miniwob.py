@@ -12,7 +12,7 @@ from collections import OrderedDict
 from collections.abc import AsyncGenerator, Mapping, Sequence
 from contextlib import asynccontextmanager
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 from dartrl.config import RunConfig
 from dartrl.envs.slots import SlotPool
@@ -32,7 +32,7 @@ PAGES_PER_SLOT = 12
 """Pages that a slot keeps loaded; the one used longest ago is closed first."""
 
 FRAME_SECONDS = 1 / 60
-"""Pause between frames once the screen has been seen to move."""
+"""Pause between the frames of a page that moves."""
 
 EPISODE_SCRIPT = Path(__file__).with_name("episode.js").read_text(encoding="utf-8")
 
@@ -40,6 +40,19 @@ STATE = "__episode.state()"
 
 SILENT_KINDS = frozenset({ActionKind.FINISH, ActionKind.FAIL, ActionKind.ASK_USER})
 """Actions that end an episode and do not touch the page."""
+
+
+class PageState(NamedTuple):
+    """What `__episode.state()` says, in its order."""
+
+    is_done: bool
+    """The episode has ended."""
+    raw_reward: float | None
+    """Reward without discount; None if it is no finite number."""
+    is_moving: bool
+    """The page has asked for another animation frame or a timer of a few milliseconds."""
+    is_ready: bool
+    """The page can be used."""
 
 
 def create_pool(config: RunConfig, clock: Clock, *, init_scripts: Sequence[str] = ()) -> EnvironmentPool:
@@ -163,7 +176,7 @@ class MiniwobEnvironment:
             self._is_done = False
             while not is_ready:
                 await self._clock.sleep(FRAME_SECONDS)
-                is_ready = (await page.evaluate_js(STATE))[0]
+                is_ready = (await _read_state(page)).is_ready
             return await self._observe(page)
 
     async def step(self, actions: Sequence[Action]) -> Observation:
@@ -172,7 +185,7 @@ class MiniwobEnvironment:
         async with self._deadline(self._step_timeout_seconds, "step"):
             for index, action in enumerate(actions):
                 if index and not self._is_done:
-                    self._read_state(js_value((await page.collect([page.send_js(STATE)], "the state"))[0]))
+                    self._is_done = (await _read_state(page)).is_done
                 if self._is_done:
                     break
                 if action.kind not in SILENT_KINDS:
@@ -182,8 +195,7 @@ class MiniwobEnvironment:
     async def evaluate(self) -> Verdict:
         """Score of the episode as it stands: the raw reward, negative ones as 0. Success is the full reward of 1."""
         async with self._deadline(self._step_timeout_seconds, "evaluation"):
-            value = await self.page.evaluate_js(STATE)
-        raw = value[2]
+            raw = (await _read_state(self.page)).raw_reward
         if not isinstance(raw, int | float) or not math.isfinite(raw):
             raise EvaluatorFault(f"the page's reward is {raw!r}, not a number")
         return Verdict(score=min(1.0, max(0.0, float(raw))), success=raw >= 1, raw=float(raw))
@@ -218,33 +230,38 @@ class MiniwobEnvironment:
         return page
 
     async def _observe(self, page: Page) -> Observation:
-        """Wait for two equal frames, then take the picture."""
+        """The picture as it is now if nothing is due in the page, else after two equal frames."""
         started = self._clock.now()
-        state = page.send_js(STATE)
-        settled = await self._settle(page)
-        seconds = self._clock.now() - started
+        asked = page.send_js(STATE)
         screenshot = await page.screenshot()
-        self._read_state(js_value((await page.collect([state], "the state"))[0]))
+        state = PageState(*js_value((await page.collect([asked], "the state of the page"))[0]))
+        settled, seconds = True, 0.0
+        if state.is_moving and not state.is_done:
+            settled, state = await self._settle(page)
+            seconds = self._clock.now() - started
+            screenshot = await page.screenshot()
+        self._is_done = state.is_done
         return Observation(
             screenshot=screenshot,
             width=WIDTH,
             height=HEIGHT,
             instruction=self._instruction,
-            done=self._is_done,
+            done=state.is_done,
             settle_seconds=seconds,
             settled=settled,
         )
 
-    async def _settle(self, page: Page) -> bool:
+    async def _settle(self, page: Page) -> tuple[bool, PageState]:
+        """Draw frames until one changes nothing and nothing more is due; False if the bound came first."""
+        state = await _read_state(page)
         for frame in range(self._settle_frames):
-            if not await page.draw_frame():
-                return True
-            if frame > 1:
+            if frame:
                 await self._clock.sleep(FRAME_SECONDS)
-        return False
-
-    def _read_state(self, value: Sequence[object]) -> None:
-        self._is_done = bool(value[1])
+            is_changed = await page.draw_frame()
+            state = await _read_state(page)
+            if state.is_done or not (is_changed or state.is_moving):
+                return True, state
+        return False, state
 
     @asynccontextmanager
     async def _deadline(self, seconds: float, what: str) -> AsyncGenerator[None]:
@@ -269,6 +286,11 @@ def page_url(family: str) -> str:
     """Address of a family's page. Raises ConfigError for an unknown family."""
     require_family(family)
     return (page_folder() / "miniwob" / f"{family}.html").as_uri()
+
+
+async def _read_state(page: Page) -> PageState:
+    (reply,) = await page.collect([page.send_js(STATE)], "the state of the page")
+    return PageState(*js_value(reply))
 
 
 async def _park_pointer(page: Page) -> None:
