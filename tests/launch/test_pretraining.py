@@ -8,6 +8,7 @@ import pytest
 from dartrl.agent.demonstration import SUMMARY_FILE
 from dartrl.errors import ConfigError
 from dartrl.launch.pretraining import is_collected, load_pretraining, train
+from dartrl.policy.model import load_policy
 
 RECIPE = Path(__file__).parents[2] / "recipes" / "pretrain-miniwob-tiny.toml"
 
@@ -55,3 +56,18 @@ def test_trained_stage_is_not_trained_again(tmp_path: Path) -> None:
     config = load_pretraining(RECIPE, [f'work_dir="{tmp_path}"', "joint.stop_after=300"])
     config.plan.stage(300).mkdir(parents=True)
     assert train(config) == tmp_path / "stages" / "step-00300"
+
+
+def test_shipped_policy_is_small_and_stock() -> None:
+    folder = RECIPE.parents[1] / "models" / "tiny"
+    config = json.loads((folder / "config.json").read_text())
+    assert config["architectures"] == ["Qwen2_5_VLForConditionalGeneration"]
+    assert not config["tie_word_embeddings"]
+    assert sum(file.stat().st_size for file in folder.iterdir()) < 12_000_000
+    policy = load_policy(folder)
+    assert 1_000_000 < sum(value.numel() for value in policy.model.parameters()) < 6_000_000
+    reply = "Thought: small box\nAction: drag(start_box='(20,72)', end_box='(104,96)')<|im_end|>"
+    encoded = policy.tokenizer.backend_tokenizer.encode(reply, add_special_tokens=False)
+    assert {"drag(start_box='(", ")', end_box='("} <= set(encoded.tokens)
+    assert all(token in encoded.tokens for token in ("20", "72", "104", "96"))
+    assert policy.tokenizer.decode(encoded.ids) == reply
