@@ -1,7 +1,7 @@
 """How the tiny policy is asked to play.
 
-It was pre-trained on web pages, so the words are put into sentences that it has met there, and it answers by typing. Each
-round is asked on its own: what was said before does not matter to the game.
+It was pre-trained on web pages, so the words are put into sentences that it has met there, as if the text field had just
+been clicked, and it answers by typing. Each round is asked on its own: what was said before does not matter to the game.
 """
 
 from __future__ import annotations
@@ -10,6 +10,7 @@ import re
 from collections.abc import Sequence
 
 from dartrl.agent.actions import parse_reply
+from dartrl.agent.compact import history_line
 from dartrl.agent.dialogue import neutralise
 from dartrl.agent.geometry import Frame
 from dartrl.config import AgentConfig
@@ -17,6 +18,9 @@ from dartrl.interfaces import ImageRef, Message
 from dartrl.types import Action, ActionKind, Observation, ParseError, Step
 
 FORMS = "type(content='word')"
+
+FIELD_CLICKED = "\n" + history_line(Action(ActionKind.CLICK, x=80, y=64))
+"""After a click into a field the tiny policy types; before it, it would look for the field."""
 
 _NO_SCREEN = Frame((0, 0), (0, 0))
 _WORD = re.compile(r'"([^"]*)"')
@@ -41,7 +45,7 @@ class WordDialect:
         else:
             username, password = words[:2]
             sentence = f'Enter the username "{username}" and the password "{password}" into the text fields and press login.'
-        return (Message("user", (sentence,)),)
+        return (Message("user", (sentence + FIELD_CLICKED,)),)
 
     def parse(self, text: str, screen: tuple[int, int]) -> tuple[Action, ...] | ParseError:
         """The typed word, or why there is none."""

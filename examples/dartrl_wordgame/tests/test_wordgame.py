@@ -71,8 +71,8 @@ async def test_saying_the_first_word_in_every_round_wins():
     assert trajectory.outcome.success and trajectory.outcome.score == 1.0
     assert [step.observation_text for step in trajectory.steps] == ['"cat" "dog"', '"sun"']
     assert [request.messages[0].parts for request in client.requests] == [
-        ('Enter the username "cat" and the password "dog" into the text fields and press login.',),
-        ('Enter "sun" into the text field and press Submit.',),
+        ('Enter the username "cat" and the password "dog" into the text fields and press login.\nclick(80,64)',),
+        ('Enter "sun" into the text field and press Submit.\nclick(80,64)',),
     ]
 
 
