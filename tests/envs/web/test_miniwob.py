@@ -156,6 +156,13 @@ async def test_a_list_opens_inside_the_picture_and_is_chosen_from_by_mouse(envir
     assert await environment.evaluate_js("document.querySelector('#area select').selectedIndex") == 2
 
 
+async def test_a_dialog_stays_inside_the_picture(environment):
+    for seed in range(5):
+        await environment.reset(task("click-dialog", seed))
+        assert (await click(environment, ".ui-dialog-titlebar-close")).done
+        assert (await environment.evaluate()).success
+
+
 async def test_an_episode_begins_on_the_same_day_and_lasts(environment):
     await environment.reset(task("click-test"))
     assert await environment.evaluate_js("new Date().toDateString()") == "Mon Jan 05 2026"
@@ -169,6 +176,7 @@ async def test_an_episode_begins_on_the_same_day_and_lasts(environment):
 # --------------------------------------------------------------------------- slots and faults
 
 
+@pytest.mark.slow
 async def test_a_slot_keeps_a_bounded_number_of_pages(pool):
     environment = await pool.acquire(1, task("click-test"))
     families = family_names()[: PAGES_PER_SLOT + 3]
@@ -197,6 +205,7 @@ async def test_nothing_can_be_done_before_the_first_reset(pool):
         await (await pool.acquire(2, task("click-test"))).step([])
 
 
+@pytest.mark.slow
 async def test_a_killed_browser_ends_all_its_episodes_and_the_next_acquire_replaces_it():
     pool = create_pool(RunConfig(), CLOCK)
     assert isinstance(pool, SlotPool)
@@ -218,6 +227,7 @@ async def test_a_killed_browser_ends_all_its_episodes_and_the_next_acquire_repla
     await pool.close()
 
 
+@pytest.mark.slow
 async def test_a_hung_browser_ends_in_timeouts_and_is_replaced():
     pool = create_pool(parse_config({"environment": {"step_timeout_seconds": 3.0}}), CLOCK)
     await pool.start()

@@ -98,18 +98,17 @@ class Browser:
         return page
 
     async def draw_frame(self, session: str, params: Mapping[str, Any]) -> Reply:
-        """Draw one frame of a page; waits for its turn."""
-        try:
-            async with self._clock.timeout(FRAME_TIMEOUT_SECONDS):
-                async with self._frame_lock:
+        """Draw one frame of a page; waits for its turn, which the caller bounds."""
+        async with self._frame_lock:
+            try:
+                async with self._clock.timeout(FRAME_TIMEOUT_SECONDS):
                     if self._frame is not None and not self._frame.done():
                         await asyncio.wait([self._frame])
                     self._frame = self.devtools.send("HeadlessExperimental.beginFrame", params, session)
                     return await asyncio.shield(self._frame)
-        except TimeoutError as error:
-            if self._frame is not None and not self._frame.done():
+            except TimeoutError as error:
                 self.devtools.close()  # no other page will get a frame either: let all of them know now
-            raise EnvironmentTimeout(f"browser drew no frame within {FRAME_TIMEOUT_SECONDS:g} s") from error
+                raise EnvironmentTimeout(f"browser drew no frame within {FRAME_TIMEOUT_SECONDS:g} s") from error
 
     async def close(self) -> None:
         """End the process group and remove its files. May be called twice."""

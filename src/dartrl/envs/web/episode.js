@@ -106,11 +106,25 @@
     root.style.display = '';
   };
 
+  // Dialogs first appear 300 pixels wide. In a window that is narrower jQuery UI moves them out of it to the left; in the
+  // wide window that the pages were written for it moves them to the left edge, and so do we.
+  const keepDialogsInside = () => {
+    const fit = window.jQuery?.ui?.position?.fit;
+    if (!fit || fit.isPatched) return;
+    const left = fit.left;
+    fit.isPatched = true;
+    fit.left = function (position, data) {
+      left.call(this, position, data);
+      position.left = Math.max(position.left, 0);
+    };
+  };
+
   const DAY = 86400000;
   window.__episode = Object.freeze({
     // Begin the instance of a seed; [the instruction in words, the page can be used].
     reset(seed) {
       if (window.jQuery) jQuery.fx.off = true;
+      keepDialogsInside();
       clipboard = '';
       begun = performance.now();
       document.activeElement?.blur();
