@@ -94,6 +94,7 @@ def test_inference_gaps_stay_below_twice_the_reply_time(quiet: SimulationResult)
 
 
 @pytest.mark.slow
+@pytest.mark.timeout(3600)
 def test_a_thousand_slots_for_an_hour():
     plan = SimulationPlan()
     result = simulate(plan)

@@ -185,14 +185,14 @@ class Fleet(Generic[P]):
         task = asyncio.ensure_future(send(worker.port))
         worker.sending[task] = None
         try:
-            await asyncio.wait({task})
-            if task.cancelled():
-                raise PolicyUnavailable(f"worker {worker.name} was lost while it worked on the request")
-            reply = task.result()
+            reply = await task
             worker.num_replies += 1
             return reply
+        except asyncio.CancelledError:
+            if _is_being_cancelled():
+                raise
+            raise PolicyUnavailable(f"worker {worker.name} was lost while it worked on the request") from None
         finally:
-            task.cancel()
             del worker.sending[task]
             self._release(worker)
 
@@ -337,6 +337,12 @@ class SilenceMeter:
         """Seconds, the silence that still lasts included."""
         lasting = self._now() - self._since if self._num_pending else 0.0
         return max(self._longest, lasting)
+
+
+def _is_being_cancelled() -> bool:
+    """True if somebody wants the current task to end, rather than a task that it waits for."""
+    current = asyncio.current_task()
+    return current is not None and current.cancelling() > 0
 
 
 def _affinity_rank(affinity: str, worker: str) -> bytes:
