@@ -47,6 +47,9 @@ class RoleContext:
     """Subject of events and logs, such as `runner-0`."""
     holder: str
     """Name under which leases are held; differs between two lives of a role."""
+    seat: str
+    """Name under which the run's trainer or manager lease is held; equal in all lives under one supervisor, so that a
+    restarted role takes over at once, with a larger token, instead of waiting for the lease of its dead self."""
     clock: SystemClock
     """Real time."""
     meter: Meter
@@ -72,7 +75,7 @@ def run_role(role: str, index: int, folder: RunFolder, *, supervisor_pid: int | 
     for chatty in ("httpx", "httpcore", "alembic", "uvicorn.access"):
         logging.getLogger(chatty).setLevel(logging.WARNING)
     try:
-        asyncio.run(_run(role, name, folder))
+        asyncio.run(_run(role, name, folder, supervisor_pid or os.getpid()))
     except Exception as error:  # noqa: BLE001 - role supervision: the supervisor starts the role again
         return _give_up(folder, name, error)
     return 0
@@ -89,8 +92,8 @@ def _give_up(folder: RunFolder, name: str, error: Exception) -> int:
     return EXIT_USER_ERROR if is_user_error(error) else 1
 
 
-async def _run(role: str, name: str, folder: RunFolder) -> None:
-    context = build_context(name, folder)
+async def _run(role: str, name: str, folder: RunFolder, owner_pid: int) -> None:
+    context = build_context(name, folder, owner_pid=owner_pid)
     loop = asyncio.get_running_loop()
     for number in (signal.SIGTERM, signal.SIGINT):
         loop.add_signal_handler(number, context.stop.set)
@@ -107,8 +110,10 @@ async def _run(role: str, name: str, folder: RunFolder) -> None:
     log.info("role ended name=%s", name)
 
 
-def build_context(name: str, folder: RunFolder) -> RoleContext:
-    """The parts shared by all roles. Raises ConfigError if the run's folder or database cannot be used."""
+def build_context(name: str, folder: RunFolder, *, owner_pid: int) -> RoleContext:
+    """The parts shared by all roles. owner_pid: the supervisor, or this process itself.
+
+    Raises ConfigError if the run's folder or database cannot be used."""
     ports = read_ports(folder)
     config = with_ports(folder.config(), ports)
     clock = SystemClock()
@@ -120,6 +125,7 @@ def build_context(name: str, folder: RunFolder) -> RoleContext:
         ports=ports,
         name=name,
         holder=f"{name}@{socket.gethostname()}:{os.getpid()}",
+        seat=f"{name}@{socket.gethostname()}:{owner_pid}",
         clock=clock,
         meter=Meter(clock.now),
         blobs=blobs,
@@ -182,7 +188,7 @@ async def _trainer(context: RoleContext) -> None:
         run_dir=context.folder.path,
         clock=context.clock,
         meter=context.meter,
-        holder=context.holder,
+        holder=context.seat,
         select_steps=select_high_entropy_steps(context.config.curation.high_entropy_share),
     )
     await trainer.run(context.stop)
@@ -191,7 +197,7 @@ async def _trainer(context: RoleContext) -> None:
 async def _manager(context: RoleContext) -> None:
     from dartrl.data.manager import run_manager
 
-    await run_manager(context.ledger, clock=context.clock, holder=context.holder, stop=context.stop)
+    await run_manager(context.ledger, clock=context.clock, holder=context.seat, stop=context.stop)
 
 
 ROLES: dict[str, Callable[[RoleContext], Awaitable[None]]] = {
