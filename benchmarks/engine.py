@@ -99,40 +99,54 @@ class HuggingFace:
         return tokenizer.batch_decode(output[:, ids.shape[1] :], skip_special_tokens=True)
 
 
-def measure_generate(reference: HuggingFace, numbers: itertools.count[int], batch: int, seconds: float) -> float:
-    """Replies per second in whole batches."""
-    answered, spent = 0, 0.0
-    while spent < seconds:
+class Stopwatch:
+    """Wall and processor seconds spent inside `with` blocks, and what was answered meanwhile."""
+
+    def __init__(self) -> None:
+        self.answered = 0
+        self.wall_seconds = self.processor_seconds = 0.0
+
+    def __enter__(self) -> None:
+        self._started = time.perf_counter(), time.process_time()
+
+    def __exit__(self, *_: object) -> None:
+        self.wall_seconds += time.perf_counter() - self._started[0]
+        self.processor_seconds += time.process_time() - self._started[1]
+
+
+def measure_generate(reference: HuggingFace, numbers: itertools.count[int], batch: int, seconds: float) -> Stopwatch:
+    """Whole batches, one after the other."""
+    watch = Stopwatch()
+    while watch.wall_seconds < seconds:
         requests = [make_request(next(numbers)) for _ in range(batch)]
-        started = time.perf_counter()
-        answered += len(reference.answer(requests))
-        spent += time.perf_counter() - started
-    return answered / spent
+        with watch:
+            watch.answered += len(reference.answer(requests))
+    return watch
 
 
-async def measure_engine(engine: EmbeddedEngine, numbers: itertools.count[int], concurrency: int, seconds: float) -> float:
-    """Replies per second with that many closed-loop clients."""
+async def measure_engine(engine: EmbeddedEngine, numbers: itertools.count[int], concurrency: int, seconds: float) -> Stopwatch:
+    """That many closed-loop clients."""
     screens = [make_request(next(numbers)) for _ in range(int(seconds * LARGEST_RATE))]
-    waiting, answered = iter(screens), 0
+    waiting, watch = iter(screens), Stopwatch()
     started = time.perf_counter()
 
     async def client() -> None:
-        nonlocal answered
         for request in waiting:
             await engine.generate(request)
-            answered += 1
+            watch.answered += 1
             if time.perf_counter() - started > seconds:
                 return
 
-    async with asyncio.TaskGroup() as tasks:
-        for _ in range(concurrency):
-            tasks.create_task(client())
-    return answered / (time.perf_counter() - started)
+    with watch:
+        async with asyncio.TaskGroup() as tasks:
+            for _ in range(concurrency):
+                tasks.create_task(client())
+    return watch
 
 
 async def run(policy: Policy, rounds: int, seconds: float) -> dict[str, Any]:
     """All figures, medians over the rounds."""
-    rates: dict[str, list[float]] = {}
+    watches: dict[str, list[Stopwatch]] = {}
     numbers = itertools.count()
     config = RunConfig.model_validate({"rollout": {"max_batch": max(CONCURRENCIES)}})
     engine = EmbeddedEngine(config, name="benchmark", clock=SystemClock())
@@ -150,26 +164,33 @@ async def run(policy: Policy, rounds: int, seconds: float) -> dict[str, Any]:
             measure_generate(reference, numbers, 8, 0.5)
             for _ in range(rounds):
                 for concurrency in CONCURRENCIES:
-                    rate = await measure_engine(engine, numbers, concurrency, seconds)
-                    rates.setdefault(f"engine_{concurrency}", []).append(rate)
+                    watch = await measure_engine(engine, numbers, concurrency, seconds)
+                    watches.setdefault(f"engine_{concurrency}", []).append(watch)
                 for batch in (1, 8):
-                    rates.setdefault(f"generate_{batch}", []).append(measure_generate(reference, numbers, batch, seconds))
+                    watches.setdefault(f"generate_{batch}", []).append(measure_generate(reference, numbers, batch, seconds))
             stop.set()
-    return summarise(rates)
+    return summarise(watches)
 
 
-def summarise(rates: dict[str, list[float]]) -> dict[str, Any]:
-    """Medians and the ratios of the issue: engine at concurrency 8 over generate in batches of 8, and of 1."""
+def summarise(watches: dict[str, list[Stopwatch]]) -> dict[str, Any]:
+    """Medians and the ratios: engine at concurrency 8 over generate in batches of 8, and of 1.
+
+    The ratio per processor second says what a busy machine hides.
+    """
+    rates = {name: [watch.answered / watch.wall_seconds for watch in values] for name, values in watches.items()}
+    costs = {name: [watch.processor_seconds / watch.answered for watch in values] for name, values in watches.items()}
     median = {name: statistics.median(values) for name, values in rates.items()}
     paired = [ours / theirs for ours, theirs in zip(rates["engine_8"], rates["generate_8"], strict=True)]
+    per_processor = [theirs / ours for ours, theirs in zip(costs["engine_8"], costs["generate_8"], strict=True)]
     return {
         "ratio_to_batched_generate": statistics.median(paired),
         "ratio_to_single_generate": median["engine_8"] / median["generate_1"],
         "replies_per_second": {str(concurrency): median[f"engine_{concurrency}"] for concurrency in CONCURRENCIES},
         "batched_generate_replies_per_second": median["generate_8"],
         "single_generate_replies_per_second": median["generate_1"],
-        "rounds": len(paired),
         "lowest_ratio_to_batched_generate": min(paired),
+        "ratio_to_batched_generate_per_processor_second": statistics.median(per_processor),
+        "rounds": len(paired),
     }
 
 
