@@ -12,6 +12,7 @@ import argparse
 import asyncio
 import json
 import sys
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import numpy as np
@@ -95,27 +96,27 @@ async def play_surely(pool: EnvironmentPool, slot: int, task: Task) -> bool:
     raise SystemExit(f"{task.id} broke its environment five times")
 
 
-async def measure(families: list[str], episodes: int) -> dict[str, float]:
-    """Family -> share of solved episodes."""
+async def measure(families: list[str], episodes: int, note: Callable[[str, float], None]) -> None:
+    """Plays all families, one after another; `note` is told the share of solved episodes of each when it is known."""
     config = RunConfig(environment=EnvironmentConfig(slots=4))
     pool = create_pool(config, SystemClock(), init_scripts=(EXPERT_SCRIPT,))
     await pool.start()
-    wins = dict.fromkeys(families, 0)
-    jobs = iter([(family, FIRST_SEED + number) for family in families for number in range(episodes)])
-
-    async def work(slot: int) -> None:
-        for family, seed in jobs:
-            task = Task(id=f"{family}/{seed}", family=family, seed=seed)
-            solved = await play_surely(pool, slot, task)
-            wins[family] += solved
-
     try:
-        async with asyncio.TaskGroup() as tasks:
-            for slot in range(pool.size):
-                tasks.create_task(work(slot))
+        for family in families:
+            seeds = iter(range(FIRST_SEED, FIRST_SEED + episodes))
+            async with asyncio.TaskGroup() as tasks:
+                counts = [tasks.create_task(count_wins(pool, slot, family, seeds)) for slot in range(pool.size)]
+            note(family, sum(count.result() for count in counts) / episodes)
     finally:
         await pool.close()
-    return {family: count / episodes for family, count in wins.items()}
+
+
+async def count_wins(pool: EnvironmentPool, slot: int, family: str, seeds: Iterator[int]) -> int:
+    """Episodes that one slot solved, taking seeds until there are none left."""
+    wins = 0
+    for seed in seeds:
+        wins += await play_surely(pool, slot, Task(id=f"{family}/{seed}", family=family, seed=seed))
+    return wins
 
 
 def main() -> None:
@@ -127,14 +128,18 @@ def main() -> None:
     arguments = parser.parse_args()
     demo = load_recipe(ROOT / "recipes" / "miniwob-tiny-cpu.toml").tasks.families
     families = arguments.families or sorted({*demo, *FAMILIES})
-    rates = asyncio.run(measure(families, arguments.episodes))
-    for family, rate in rates.items():
-        print(f"{family:28} {rate:.3f}")
+    rates: dict[str, float] = {}
+
+    def note(family: str, rate: float) -> None:
+        rates[family] = rate
+        print(f"{family:28} {rate:.3f}", flush=True)
+        if arguments.write:
+            known = json.loads(GUESS_RATES.read_text(encoding="utf-8"))
+            GUESS_RATES.write_text(json.dumps(dict(sorted({**known, family: rate}.items())), indent=1) + "\n", encoding="utf-8")
+
+    asyncio.run(measure(families, arguments.episodes, note))
     if arguments.json:
         arguments.json.write_text(json.dumps(rates, indent=1) + "\n", encoding="utf-8")
-    if arguments.write:
-        known = json.loads(GUESS_RATES.read_text(encoding="utf-8")) if GUESS_RATES.is_file() else {}
-        GUESS_RATES.write_text(json.dumps(dict(sorted((known | rates).items())), indent=1) + "\n", encoding="utf-8")
 
 
 if __name__ == "__main__":
