@@ -156,7 +156,7 @@ def test_missing_entropies_are_computed_by_the_trainer(recorder, tools):
 
 @st.composite
 def training_rows(draw: st.DrawFn) -> list[TrainingRow]:
-    lengths = draw(st.lists(st.tuples(st.integers(1, 9), st.integers(1, 30)), max_size=60))
+    lengths = draw(st.lists(st.tuples(st.integers(1, 9), st.integers(1, 30)), max_size=25))
     return [
         TrainingRow(
             row=Row(

@@ -52,7 +52,7 @@ def test_it_makes_good_replies_likelier_and_bad_ones_less_likely(make_policy, ba
 
 def test_microbatches_do_not_change_the_update(make_policy, batch_of):
     gradients = []
-    for size in (1, 3, 16):
+    for size in (1, 16):
         learner = Learner(make_policy(), reference=None, config=config(microbatch_rows=size, learning_rate=0.0))
         metrics = learner.train(batch_of(learner), step=1, version=1, is_published=True)
         gradients.append({name: p.grad.clone() for name, p in learner.policy.model.named_parameters() if p.grad is not None})

@@ -4,6 +4,8 @@ import asyncio
 import contextlib
 from pathlib import Path
 
+import pytest
+
 from dartrl.data.audit import audit
 from dartrl.records import Phase
 
@@ -40,6 +42,7 @@ async def test_a_standby_takes_over_from_the_last_checkpoint_and_nothing_is_lost
     assert bench.ledger.counts().get("members_applied", 0) == 0
 
 
+@pytest.mark.slow
 async def test_a_trainer_that_loses_its_lease_drops_its_work_and_waits_again(make_bench):
     bench = make_bench()
     async with bench.running("trainer-a"):
@@ -68,6 +71,7 @@ async def test_outside_phase_training_everything_applied_becomes_trained(make_be
         assert len(bench.ledger.training_steps()) == done
 
 
+@pytest.mark.slow
 async def test_it_stops_at_the_last_training_step_and_publishes_it(make_bench):
     bench = make_bench(max_training_steps=3, publish_every=2, checkpoint_every=100)
     async with bench.running():
@@ -108,6 +112,7 @@ async def test_a_disk_that_refuses_weights_raises_an_alarm_and_the_trainer_goes_
         await bench.until_step(1)
 
 
+@pytest.mark.slow
 async def test_a_disk_that_refuses_a_checkpoint_keeps_members_applied_until_it_is_written(make_bench):
     bench = make_bench()
     bench.root.mkdir()
@@ -134,6 +139,7 @@ async def test_it_warns_with_a_cause_when_no_groups_arrive(make_bench):
         assert "no episode is running" in alarms[0].data["message"]
 
 
+@pytest.mark.slow
 async def test_a_trainer_that_is_stopped_and_started_again_goes_on_without_loss(make_bench):
     bench = make_bench(checkpoint_every=100)
     async with bench.running():
