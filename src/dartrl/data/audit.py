@@ -78,7 +78,8 @@ def _sums(snapshot: Snapshot) -> Iterator[str]:
 def _bias(snapshot: Snapshot) -> str:
     """Whether short or quick episodes are trained on more than they are produced."""
     trained = {row["trajectory_id"] for row in snapshot.members if row["state"] == "trained"}
-    training = [row for row in snapshot.trajectories if row["purpose"] == "train" and row["state"] in SCORED_ENDS]
+    ended = [row for row in snapshot.trajectories if row["ended_at"] is not None]
+    training = [row for row in ended if row["purpose"] == "train" and row["state"] in SCORED_ENDS]
     kinds = {
         "generated": training,
         "trained": [row for row in training if row["trajectory_id"] in trained],

@@ -2,19 +2,58 @@
 
 from __future__ import annotations
 
-from typing import Any
+from collections import defaultdict
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any, Literal
 
 from dartrl.data.curation import PoolFacts, Verdict
 from dartrl.data.groups import judge, reject_group
 from dartrl.data.leasing import check_lease
+from dartrl.data.reading import StoredTrajectory, stored_trajectories
 from dartrl.data.scope import RunScope
 from dartrl.data.states import GROUP, MEMBERSHIP, move, move_one
 from dartrl.data.store import Increment, Row, Transaction
 from dartrl.records import Lease, Phase
+from dartrl.types import Task
 
 
-def claim_groups(scope: RunScope, transaction: Transaction, lease: Lease, count: int) -> tuple[str, list[Row]] | None:
-    """Id and group rows of a new claim, oldest first; None while fewer than `count` groups are fit to train on.
+@dataclass(frozen=True, slots=True)
+class StoredMember:
+    """A claimed member whose arrays are still in their blob."""
+
+    id: str
+    """Membership id."""
+    role: Literal["fresh", "replay"]
+    """Replay = from the experience pool."""
+    trajectory: StoredTrajectory
+    """Its rows."""
+
+
+@dataclass(frozen=True, slots=True)
+class StoredGroup:
+    """A claimed group."""
+
+    id: str
+    """Group id."""
+    task: Task
+    """The instance all fresh members attempted."""
+    members: tuple[StoredMember, ...]
+    """In slot order."""
+
+
+@dataclass(frozen=True, slots=True)
+class StoredClaim:
+    """A claim before its blobs are read."""
+
+    id: str
+    """Claim id."""
+    groups: tuple[StoredGroup, ...]
+    """Oldest first."""
+
+
+def claim_groups(scope: RunScope, transaction: Transaction, lease: Lease, count: int) -> StoredClaim | None:
+    """A new claim of the oldest groups; None while fewer than `count` are fit to train on.
 
     Groups found unfit on the way are rejected for good, which frees their place in admission.
     """
@@ -41,7 +80,22 @@ def claim_groups(scope: RunScope, transaction: Transaction, lease: Lease, count:
     for group, verdict, _ in fit:
         _take(scope, transaction, group, verdict, claim_id)
     scope.log(transaction, "claim", claim_id, _explain(fit, ready=len(ready)))
-    return claim_id, [group for group, _, _ in fit]
+    return _stored(scope, transaction, claim_id, [group for group, _, _ in fit])
+
+
+def _stored(scope: RunScope, transaction: Transaction, claim_id: str, groups: Sequence[Row]) -> StoredClaim:
+    rows = transaction.select("group_member", {"run_id": scope.run_id, "claim_id": claim_id, "state": "claimed"})
+    trajectories = stored_trajectories(scope, transaction, sorted({row["trajectory_id"] for row in rows}))
+    members: defaultdict[str, list[StoredMember]] = defaultdict(list)
+    for row in sorted(rows, key=lambda row: (row["slot"], row["id"])):
+        members[row["group_id"]].append(StoredMember(row["membership_id"], row["role"], trajectories[row["trajectory_id"]]))
+    return StoredClaim(
+        claim_id,
+        tuple(
+            StoredGroup(group["group_id"], scope.task(transaction, group["task_id"]), tuple(members[group["group_id"]]))
+            for group in groups
+        ),
+    )
 
 
 def reject_claimed(scope: RunScope, transaction: Transaction, lease: Lease, group_id: str, reason: str) -> None:

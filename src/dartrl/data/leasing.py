@@ -23,7 +23,7 @@ def grant_lease(scope: RunScope, transaction: Transaction, *, subject: str, kind
     return lease
 
 
-def take_role(scope: RunScope, transaction: Transaction, *, kind: str, holder: str) -> Lease | None:
+def take_role(scope: RunScope, transaction: Transaction, kind: str, holder: str) -> Lease | None:
     """The run's lease for a role (trainer, manager), or None while another live holder has it.
 
     A holder that asks again under its own name was restarted: it gets a larger token at once, and whatever still

@@ -9,15 +9,15 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, Concatenate, TypeVar
 
 from dartrl.config import RunConfig
 from dartrl.data import assigning, claiming, leasing, reading, recording, runs, training, upkeep
 from dartrl.data.encoding import encode_arrays
-from dartrl.data.groups import insert_groups
 from dartrl.data.memory_store import MemoryStore
 from dartrl.data.scope import RunScope
-from dartrl.data.store import Row, Store, Transaction
+from dartrl.data.store import Store, Transaction, TransactionLost
 from dartrl.errors import BlobCorrupt, ConfigError, LeaseLost
 from dartrl.interfaces import BlobStore, Clock
 from dartrl.records import (
@@ -42,6 +42,10 @@ from dartrl.types import Task, Trajectory
 
 logger = logging.getLogger(__name__)
 
+T = TypeVar("T")
+
+MAX_ATTEMPTS = 10
+"""Times that a transaction is tried when the database takes it back by itself."""
 TICK_SECONDS = 1.0
 """Pause between two rounds of time-driven work."""
 
@@ -57,34 +61,46 @@ class DataManager:
         """Release connections."""
         self.store.close()
 
+    def _write(self, rule: Callable[Concatenate[RunScope, Transaction, ...], T], *inputs: Any, durable: bool = False) -> T:
+        """The rule in a transaction of its own; again if the database chose it as the victim of a deadlock."""
+        for attempt in range(1, MAX_ATTEMPTS):
+            try:
+                return self._try(rule, inputs, durable=durable)
+            except TransactionLost as error:
+                logger.info("transaction repeated rule=%s attempt=%d detail=%s", rule.__name__, attempt, error)
+        return self._try(rule, inputs, durable=durable)
+
+    def _try(self, rule: Callable[..., T], inputs: tuple[Any, ...], *, durable: bool) -> T:
+        with self.store.transaction(durable=durable) as transaction:
+            return rule(self.scope, transaction, *inputs)
+
+    def _read(self, rule: Callable[Concatenate[RunScope, Transaction, ...], T], *inputs: Any) -> T:
+        with self.store.reading() as transaction:
+            return rule(self.scope, transaction, *inputs)
+
     # ------------------------------------------------------------------ run
 
     def open_run(self, run: Run, tasks: Sequence[Task]) -> Run:
         """The run, created or resumed. Raises ConfigError if the id exists with other tasks."""
-        with self.store.transaction(durable=True) as transaction:
-            return runs.open_run(self.scope, transaction, run, tasks)
+        return self._write(runs.open_run, run, tasks, durable=True)
 
     def run(self) -> Run:
         """Present state of the run."""
-        with self.store.reading() as transaction:
-            return runs.decode_run(self.scope.run_row(transaction))
+        return self._read(runs.read_run)
 
     def set_phase(self, phase: Phase) -> None:
         """Move the run to a phase; FINISHED settles what can no longer be trained on. Raises LedgerConflict."""
-        with self.store.transaction() as transaction:
-            runs.set_phase(self.scope, transaction, phase)
+        self._write(runs.set_phase, phase)
 
     # ------------------------------------------------------------------ environment cluster
 
     def next_assignment(self, holder: str) -> Assignment | Wait:
         """The next episode for a free slot: evaluation first, then the oldest open group, then a new group if admitted."""
-        with self.store.transaction() as transaction:
-            return assigning.next_assignment(self.scope, transaction, holder)
+        return self._write(assigning.next_assignment, holder)
 
     def renew(self, leases: Sequence[Lease]) -> Sequence[Lease]:
         """The leases still held, with a later expiry."""
-        with self.store.transaction() as transaction:
-            return leasing.renew_leases(self.scope, transaction, leases)
+        return self._write(leasing.renew_leases, leases)
 
     def record_trajectory(self, lease: Lease, trajectory: Trajectory) -> None:
         """Store steps and outcome once; fills the slot if scored, frees it for a retry otherwise.
@@ -93,154 +109,111 @@ class DataManager:
         """
         recording.check_trajectory(self.scope.blobs, lease, trajectory)
         arrays = self.scope.blobs.put(encode_arrays(trajectory)) if trajectory.steps else ""
-        with self.store.transaction() as transaction:
-            recording.record_trajectory(self.scope, transaction, lease, trajectory, arrays)
+        self._write(recording.record_trajectory, lease, trajectory, arrays)
 
     # ------------------------------------------------------------------ evaluation
 
     def open_evaluation(self, evaluation: Evaluation) -> None:
         """Queue the episodes of an evaluation; idempotent by id."""
-        with self.store.transaction() as transaction:
-            groups = runs.open_evaluation(self.scope, transaction, evaluation)
-            if groups:
-                weights = self.scope.weights_row(transaction)
-                insert_groups(self.scope, transaction, groups, opened_version=weights["version"] if weights else 0)
-                data = {"episodes": len(groups), "temperature": evaluation.temperature}
-                self.scope.log(transaction, "evaluation", evaluation.id, data)
+        self._write(runs.open_evaluation, evaluation)
 
     def evaluation_result(self, evaluation_id: str) -> EvaluationResult:
         """Scores so far."""
-        with self.store.reading() as transaction:
-            return runs.evaluation_result(self.scope, transaction, evaluation_id)
+        return self._read(runs.evaluation_result, evaluation_id)
 
     # ------------------------------------------------------------------ trainer
 
     def acquire_trainer(self, holder: str) -> Lease | None:
         """The run's trainer lease, or None while another trainer holds it."""
-        with self.store.transaction(durable=True) as transaction:
-            return leasing.take_role(self.scope, transaction, kind="trainer", holder=holder)
+        return self._write(leasing.take_role, "trainer", holder, durable=True)
 
     def begin_training(self, lease: Lease) -> ResumePoint:
         """Roll back what was applied since the newest resumable checkpoint and say where to start."""
-        with self.store.transaction(durable=True) as transaction:
-            return training.begin_training(self.scope, transaction, lease)
+        return self._write(training.begin_training, lease, durable=True)
 
     def claim_groups(self, lease: Lease, count: int) -> Claim | None:
         """The oldest `count` trainable groups, or None while there are fewer.
 
         A group whose blobs turn out corrupt is rejected, and the claim is smaller by it.
         """
-        with self.store.transaction(durable=True) as transaction:
-            claimed = claiming.claim_groups(self.scope, transaction, lease, count)
-            if claimed is None:
-                return None
-            claim_id, groups = claimed
-            members = transaction.select("group_member", {"run_id": self.scope.run_id, "claim_id": claim_id, "state": "claimed"})
-            stored = reading.stored_trajectories(self.scope, transaction, sorted({row["trajectory_id"] for row in members}))
-        loaded = [self._load_group(lease, group, members, stored) for group in groups]
-        complete = tuple(group for group in loaded if group is not None)
-        return Claim(claim_id, complete) if complete else None
-
-    def _load_group(
-        self, lease: Lease, group: Row, members: Iterable[Row], stored: Mapping[str, reading.StoredTrajectory]
-    ) -> ClaimedGroup | None:
-        rows = sorted((row for row in members if row["group_id"] == group["group_id"]), key=lambda row: (row["slot"], row["id"]))
-        try:
-            trajectories = [reading.load_trajectory(self.scope, stored[row["trajectory_id"]]) for row in rows]
-        except BlobCorrupt as error:
-            logger.warning("group rejected group=%s reason=blob_corrupt detail=%s", group["group_id"], error)
-            with self.store.transaction(durable=True) as transaction:
-                claiming.reject_claimed(self.scope, transaction, lease, group["group_id"], "blob_corrupt")
+        claimed = self._write(claiming.claim_groups, lease, count, durable=True)
+        if claimed is None:
             return None
-        with self.store.reading() as transaction:
-            task = self.scope.task(transaction, group["task_id"])
-        loaded = [Member(row["membership_id"], each, row["role"]) for row, each in zip(rows, trajectories, strict=True)]
-        return ClaimedGroup(group["group_id"], task, tuple(loaded))
+        loaded = [self._load_group(lease, group) for group in claimed.groups]
+        complete = tuple(group for group in loaded if group is not None)
+        return Claim(claimed.id, complete) if complete else None
+
+    def _load_group(self, lease: Lease, group: claiming.StoredGroup) -> ClaimedGroup | None:
+        try:
+            members = tuple(
+                Member(each.id, reading.load_trajectory(self.scope, each.trajectory), each.role) for each in group.members
+            )
+        except BlobCorrupt as error:
+            logger.warning("group rejected group=%s reason=blob_corrupt detail=%s", group.id, error)
+            self._write(claiming.reject_claimed, lease, group.id, "blob_corrupt", durable=True)
+            return None
+        return ClaimedGroup(group.id, group.task, members)
 
     def next_weights_version(self, lease: Lease) -> int:
         """A version number that was never given out before."""
-        with self.store.transaction(durable=True) as transaction:
-            return training.next_version(self.scope, transaction, lease)
+        return self._write(training.next_version, lease, durable=True)
 
     def publish_weights(self, lease: Lease, weights: WeightsVersion) -> None:
         """Publish weights outside a step: the initial ones, or those of a resumed checkpoint."""
-        with self.store.transaction(durable=True) as transaction:
-            training.publish(self.scope, transaction, lease, weights)
+        self._write(training.publish, lease, weights, durable=True)
 
     def acknowledge_step(self, lease: Lease, claim: Claim, step: TrainingStep, weights: WeightsVersion | None) -> None:
         """In one transaction: members claimed -> applied (or rejected), the step's row, and its weights version."""
-        with self.store.transaction(durable=True) as transaction:
-            training.acknowledge(self.scope, transaction, lease, claim, step, weights)
+        self._write(training.acknowledge, lease, claim, step, weights, durable=True)
 
     def record_checkpoint(self, lease: Lease, checkpoint: Checkpoint) -> None:
         """Members applied up to the checkpoint's step become trained, each `used` + 1; its files are already durable."""
-        with self.store.transaction(durable=True) as transaction:
-            training.record_checkpoint(self.scope, transaction, lease, checkpoint)
+        self._write(training.record_checkpoint, lease, checkpoint, durable=True)
 
     # ------------------------------------------------------------------ rollout service
 
     def current_weights(self) -> WeightsVersion | None:
         """The newest published version that is not rolled back."""
-        with self.store.reading() as transaction:
-            row = self.scope.weights_row(transaction)
-            return reading.decode_weights(row) if row else None
+        return self._read(reading.read_weights)
 
     # ------------------------------------------------------------------ events and reading
 
     def record_event(self, event: Event) -> None:
         """Append to the event log; a `join` or `sync` event also says which version its worker answers with now."""
-        with self.store.transaction() as transaction:
-            at = event.at or transaction.now
-            row = {"run_id": self.scope.run_id, "kind": event.kind, "subject": event.subject, "data": event.data, "at": at}
-            transaction.insert("event", [row])
-            if event.kind in ("join", "sync") and "worker" in event.data and "version" in event.data:
-                self._note_worker(transaction, str(event.data["worker"]), int(event.data["version"]))
-
-    def _note_worker(self, transaction: Transaction, worker: str, version: int) -> None:
-        key = {"run_id": self.scope.run_id, "worker": worker}
-        changes = {"version": version, "updated_at": transaction.now}
-        if not transaction.update("worker", key, changes):
-            transaction.insert("worker", [{**key, **changes}])
+        self._write(recording.record_event, event)
 
     def events(self, kinds: Sequence[str] = (), after: float = 0.0) -> Sequence[Event]:
         """Events of these kinds (all if empty) later than `after`, in order."""
-        with self.store.reading() as transaction:
-            return reading.read_events(self.scope, transaction, kinds, after)
+        return self._read(reading.read_events, kinds, after)
 
     def counts(self) -> Mapping[str, int]:
         """Counters for views: groups_open, groups_ready, trajectories, trajectories_<end>, members_<state>, leases, ..."""
-        with self.store.reading() as transaction:
-            return reading.read_counts(self.scope, transaction)
+        return self._read(reading.read_counts)
 
     def training_steps(self) -> Sequence[TrainingStep]:
         """Acknowledged steps of the present lineage, in order."""
-        with self.store.reading() as transaction:
-            rows = training.lineage(self.scope, transaction)
-            return [TrainingStep(row["step_index"], row["claim_id"], row["metrics"], row["rejected"]) for row in rows]
+        return self._read(reading.read_training_steps)
 
     def trajectories(self, *, purpose: str, family: str | None = None, limit: int = 100) -> Sequence[Trajectory]:
         """Newest scored trajectories with steps; `purpose` is train, evaluation or an evaluation id. Raises BlobCorrupt."""
-        with self.store.reading() as transaction:
-            ids = reading.newest_ids(self.scope, transaction, purpose=purpose, family=family, limit=limit)
-            stored = reading.stored_trajectories(self.scope, transaction, ids)
-        return [reading.load_trajectory(self.scope, stored[name]) for name in ids]
+        return [
+            reading.load_trajectory(self.scope, stored)
+            for stored in self._read(reading.newest_trajectories, purpose, family, limit)
+        ]
 
     def episodes(self, *, after: float = 0.0) -> Sequence[EpisodeSummary]:
         """All attempts that ended later than `after`, without their steps, in order of their end."""
-        with self.store.reading() as transaction:
-            return reading.read_episodes(self.scope, transaction, after)
+        return self._read(reading.read_episodes, after)
 
     # ------------------------------------------------------------------ time-driven work
 
     def acquire_manager(self, holder: str) -> Lease | None:
         """The run's manager lease, or None while another process holds it."""
-        with self.store.transaction() as transaction:
-            return leasing.take_role(self.scope, transaction, kind="manager", holder=holder)
+        return self._write(leasing.take_role, "manager", holder)
 
     def tick(self, lease: Lease) -> Mapping[str, int]:
         """Expire leases, close groups at their deadline, run the circuit breaker; what was done, by name."""
-        with self.store.transaction() as transaction:
-            return upkeep.tick(self.scope, transaction, lease)
+        return self._write(upkeep.tick, lease)
 
 
 def open_ledger(url: str, *, blobs: BlobStore, config: RunConfig, run_id: str, now: Callable[[], float]) -> DataManager:

@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from dartrl.data.encoding import decode_trajectory
 from dartrl.data.scope import RunScope
 from dartrl.data.store import Above, Row, Transaction
-from dartrl.records import EpisodeSummary, Event, WeightsVersion
+from dartrl.records import EpisodeSummary, Event, TrainingStep, WeightsVersion
 from dartrl.types import SCORED_ENDS, Task, Trajectory
 
 StoredTrajectory = tuple[Row, list[Row], Task]
@@ -37,19 +37,32 @@ def load_trajectory(scope: RunScope, stored: StoredTrajectory) -> Trajectory:
     return decode_trajectory(row, steps, task, scope.blobs.get(row["arrays"]) if steps else None)
 
 
-def newest_ids(scope: RunScope, transaction: Transaction, *, purpose: str, family: str | None, limit: int) -> list[str]:
-    """Ids of the newest scored trajectories; `purpose` is train, evaluation or an evaluation id."""
+def newest_trajectories(
+    scope: RunScope, transaction: Transaction, purpose: str, family: str | None, limit: int
+) -> list[StoredTrajectory]:
+    """The newest scored trajectories; `purpose` is train, evaluation or an evaluation id."""
     where: dict[str, object] = {"run_id": scope.run_id, "state": tuple(str(end) for end in SCORED_ENDS)}
     where |= {"purpose": purpose} if purpose in ("train", "evaluation") else {"evaluation_id": purpose}
     if family is not None:
         where["family"] = family
     rows = transaction.select("rollout_run", where, descending=True, limit=limit)
-    return [row["trajectory_id"] for row in rows]
+    stored = stored_trajectories(scope, transaction, [row["trajectory_id"] for row in rows])
+    return [stored[row["trajectory_id"]] for row in rows]
 
 
-def decode_weights(row: Row) -> WeightsVersion:
-    """The weights version of a row."""
+def read_weights(scope: RunScope, transaction: Transaction) -> WeightsVersion | None:
+    """The newest published version that is not rolled back."""
+    row = scope.weights_row(transaction)
+    if row is None:
+        return None
     return WeightsVersion(row["version"], row["path"], row["checksum"], row["training_step"], row["parent"], row["created_at"])
+
+
+def read_training_steps(scope: RunScope, transaction: Transaction) -> list[TrainingStep]:
+    """Acknowledged steps of the present lineage, in order."""
+    where = {"run_id": scope.run_id, "state": ("applied", "durable")}
+    rows = transaction.select("training_step", where, order="step_index")
+    return [TrainingStep(row["step_index"], row["claim_id"], row["metrics"], row["rejected"]) for row in rows]
 
 
 def read_events(scope: RunScope, transaction: Transaction, kinds: Sequence[str], after: float) -> list[Event]:

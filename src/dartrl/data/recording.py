@@ -13,7 +13,7 @@ from dartrl.data.states import TRAJECTORY, move_one
 from dartrl.data.store import Row, Transaction
 from dartrl.errors import BlobCorrupt, LedgerConflict
 from dartrl.interfaces import BlobStore
-from dartrl.records import Lease
+from dartrl.records import Event, Lease
 from dartrl.types import End, Outcome, Trajectory
 
 PUBLISHED_TEXT = 1024
@@ -69,6 +69,17 @@ def record_trajectory(scope: RunScope, transaction: Transaction, lease: Lease, t
         fill_slot(scope, transaction, row)
     else:
         free_slot(scope, transaction, row, counts=trajectory.outcome.end != End.ABORTED)
+
+
+def record_event(scope: RunScope, transaction: Transaction, event: Event) -> None:
+    """Append to the event log; `join` and `sync` also say which version a worker answers with now."""
+    row = {"run_id": scope.run_id, "kind": event.kind, "subject": event.subject, "data": event.data}
+    transaction.insert("event", [{**row, "at": event.at or transaction.now}])
+    if event.kind in ("join", "sync") and "worker" in event.data and "version" in event.data:
+        key = {"run_id": scope.run_id, "worker": str(event.data["worker"])}
+        changes = {"version": int(event.data["version"]), "updated_at": transaction.now}
+        if not transaction.update("worker", key, changes):
+            transaction.insert("worker", [{**key, **changes}])
 
 
 def abort_trajectory(scope: RunScope, transaction: Transaction, trajectory_id: str, reason: str, detail: str) -> Row:

@@ -8,7 +8,7 @@ from collections import Counter
 from collections.abc import Sequence
 from dataclasses import asdict
 
-from dartrl.data.groups import reject_group
+from dartrl.data.groups import insert_groups, reject_group
 from dartrl.data.recording import abort_trajectory
 from dartrl.data.scope import RunScope
 from dartrl.data.states import GROUP, RUN, SLOT, move, move_one
@@ -34,6 +34,11 @@ def open_run(scope: RunScope, transaction: Transaction, run: Run, tasks: Sequenc
     return decode_run(row)
 
 
+def read_run(scope: RunScope, transaction: Transaction) -> Run:
+    """Present state of the run."""
+    return decode_run(scope.run_row(transaction))
+
+
 def decode_run(row: Row) -> Run:
     """The run of a row."""
     return Run(row["run_id"], row["seed"], row["config"], row["versions"], Phase(row["phase"]))
@@ -50,12 +55,12 @@ def set_phase(scope: RunScope, transaction: Transaction, phase: Phase) -> None:
         _settle(scope, transaction)
 
 
-def open_evaluation(scope: RunScope, transaction: Transaction, evaluation: Evaluation) -> list[Row]:
-    """Insert the evaluation's row and return the groups that have to be opened for it; none if it exists."""
+def open_evaluation(scope: RunScope, transaction: Transaction, evaluation: Evaluation) -> None:
+    """Queue one group of one slot for each held-out instance; nothing if the evaluation exists."""
     scope.run_row(transaction, "wait")
     key = {"run_id": scope.run_id, "evaluation_id": evaluation.id}
     if transaction.first("evaluation", key):
-        return []
+        return
     count = evaluation.episodes_per_task
     groups: list[Row] = []
     for family, task_ids in scope.families(transaction, "evaluation").items():
@@ -79,7 +84,9 @@ def open_evaluation(scope: RunScope, transaction: Transaction, evaluation: Evalu
         raise ConfigError(f"evaluation {evaluation.id!r} has no task; the run was opened without evaluation instances")
     row = {**key, "temperature": evaluation.temperature, "episodes_per_task": count, "total": len(groups)}
     transaction.insert("evaluation", [{**row, "opened_at": transaction.now}])
-    return groups
+    weights = scope.weights_row(transaction)
+    insert_groups(scope, transaction, groups, opened_version=weights["version"] if weights else 0)
+    scope.log(transaction, "evaluation", evaluation.id, {"episodes": len(groups), "temperature": evaluation.temperature})
 
 
 def evaluation_result(scope: RunScope, transaction: Transaction, evaluation_id: str) -> EvaluationResult:

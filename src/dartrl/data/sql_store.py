@@ -19,7 +19,7 @@ from sqlalchemy import event, exc
 from dartrl.data import schema
 from dartrl.data.migrations import migrate
 from dartrl.data.sql_tables import SQL_TABLES
-from dartrl.data.store import Above, AtMost, Increment, Lock, Row, Where
+from dartrl.data.store import Above, AtMost, Increment, Lock, Row, TransactionLost, Where
 from dartrl.errors import ConfigError, DartrlError, LedgerConflict
 
 BUSY_TIMEOUT_SECONDS = 30.0
@@ -85,6 +85,8 @@ class SqlStore:
         except exc.IntegrityError as error:
             raise LedgerConflict(f"the database refuses a row: {error.orig}") from error
         except exc.OperationalError as error:
+            if _is_lost(error):
+                raise TransactionLost(f"the database took a transaction back: {error.orig}") from error
             raise DartrlError(
                 f"the ledger's database failed: {error.orig}; check that its disk has space and that it can be reached"
             ) from error
@@ -229,6 +231,13 @@ def _set_synchronous(connection: sa.Connection, mode: str) -> None:
     if connection.info.get("synchronous") != mode:
         connection.exec_driver_sql(f"PRAGMA synchronous={mode}")
         connection.info["synchronous"] = mode
+
+
+def _is_lost(error: exc.DBAPIError) -> bool:
+    """Deadlock or serialization failure: MySQL and MariaDB 1213 and 1020, SQLSTATE 40001 and 40P01 elsewhere."""
+    state = getattr(error.orig, "sqlstate", None) or getattr(error.orig, "pgcode", None)
+    arguments: Values = getattr(error.orig, "args", ())
+    return state in ("40001", "40P01") or (bool(arguments) and arguments[0] in (1213, 1020))
 
 
 def _without_password(url: str) -> str:

@@ -12,7 +12,13 @@ from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from typing import Any, Literal, Protocol
 
+from dartrl.errors import DartrlError
+
 Row = dict[str, Any]
+
+
+class TransactionLost(DartrlError):
+    """The database took the transaction back by itself, such as for a deadlock; trying again is right."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -137,12 +137,6 @@ def record_checkpoint(scope: RunScope, transaction: Transaction, lease: Lease, c
     scope.log(transaction, "checkpoint", checkpoint.name, data)
 
 
-def lineage(scope: RunScope, transaction: Transaction) -> list[Row]:
-    """Step rows of the present lineage, in order."""
-    where = {"run_id": scope.run_id, "state": ("applied", "durable")}
-    return transaction.select("training_step", where, order="step_index")
-
-
 def _last_step(scope: RunScope, transaction: Transaction) -> int:
     where = {"run_id": scope.run_id, "state": ("applied", "durable")}
     row = transaction.first("training_step", where, order="step_index", descending=True)
