@@ -158,8 +158,21 @@ async def test_scrolling_moves_the_box_under_the_pointer_and_can_be_cancelled(pa
 
 async def test_a_drag_is_seen_move_by_move(page):
     await page.evaluate_js("window.path = []; onmousemove = (event) => { if (event.buttons) path.push(event.clientX) }; 0")
+    await page.evaluate_js("window.ups = []; onmouseup = (event) => ups.push(event.clientX); onclick = onmouseup; 0")
     await perform(page, Action(ActionKind.DRAG, x=10, y=160, to_x=90, to_y=160), CLOCK)
     assert await page.evaluate_js("path") == [20, 30, 40, 50, 60, 70, 80, 90]
+    assert await page.evaluate_js("ups[0]") == 90, "the button was held to the end"
+
+
+async def test_a_move_hovers_and_presses_nothing(page):
+    await page.evaluate_js(
+        "window.seen = []; for (const kind of ['mousemove', 'mousedown', 'mouseup', 'click']) "
+        "addEventListener(kind, (event) => seen.push([kind, event.clientX, event.buttons])); 0"
+    )
+    for x in (10, 20, 30):
+        await perform(page, Action(ActionKind.MOVE, x=x, y=160), CLOCK)
+    assert await page.evaluate_js("seen.slice(-3)") == [["mousemove", x, 0] for x in (10, 20, 30)]
+    assert {kind for kind, *_ in await page.evaluate_js("seen")} == {"mousemove"}
 
 
 async def test_a_screenshot_shows_what_an_action_did(page):

@@ -85,8 +85,14 @@ def test_a_drag_goes_from_one_end_to_the_other_with_the_button_held(x, y, to_x, 
     assert (events[1]["type"], events[1]["x"], events[1]["y"]) == ("mousePressed", x, y)
     assert (events[-1]["type"], events[-1]["x"], events[-1]["y"]) == ("mouseReleased", to_x, to_y)
     assert all(event["buttons"] == 1 for event in events[1:-1])
-    assert len(events) == DRAG_MOVES + 3
+    assert len([event for event in events if event["type"] == "mouseMoved"]) == DRAG_MOVES + 1
+    assert [event["button"] for event in events if event["type"] == "mouseReleased"] == ["none"] * DRAG_MOVES + ["left"]
     assert (events[-2]["x"], events[-2]["y"]) == (to_x, to_y)
+
+
+def test_a_move_is_delivered_at_once():
+    move, nothing = (event.params for event in input_events(Action(ActionKind.MOVE, x=3.0, y=4.0)))
+    assert (move["type"], nothing["type"], nothing["button"]) == ("mouseMoved", "mouseReleased", "none")
 
 
 @pytest.mark.parametrize("kind", [ActionKind.CLICK, ActionKind.MOVE, ActionKind.DRAG])

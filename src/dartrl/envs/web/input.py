@@ -1,20 +1,19 @@
 """Typed actions as input events of the browser, each acknowledged before the next picture is taken.
 
-`input_events` is pure. Mouse moves are handed to a page at its next frame, so frames are drawn until they have arrived;
-everything else is acknowledged at once. Scrolling is done by script: a native wheel event that follows a mouse move can
-hang the next frame, and with it the browser (seen with Chromium 156).
+`input_events` is pure. A page is handed mouse moves at its next frame or before the next other event, so each move is
+followed by the release of no button, which no page can see; no frame is ever drawn while input is under way, because
+the two together can hang the frame, and with it the browser (seen with Chromium 156 on a busy machine). For the same
+reason scrolling is done by script and not by a wheel event.
 """
 
 from __future__ import annotations
 
-import asyncio
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
 from dartrl.envs.web.browser import Page
-from dartrl.envs.web.devtools import Reply
 from dartrl.envs.web.keyboard import CHARACTER_KEYS, MODIFIER_BITS, NAMED_KEYS, SHIFT, Key
 from dartrl.errors import EnvironmentFault
 from dartrl.interfaces import Clock
@@ -24,13 +23,10 @@ SCROLL_PIXELS = 100
 """Distance of one scroll action; half the height of the smallest screen."""
 
 DRAG_MOVES = 8
-"""Mouse moves between the two ends of a drag, one per frame."""
+"""Mouse moves between the two ends of a drag."""
 
 WAIT_SECONDS = 0.5
 """Length of the wait action."""
-
-MAX_FRAMES = 30
-"""Frames after which an unacknowledged event is left to the command deadline."""
 
 TEXT_RUNS = re.compile(r"\r\n|[\r\n]|[ -~]|[^\r\n -~]+")
 """Line ends, keys of the keyboard one by one, and runs of everything else (so that no combined character is torn)."""
@@ -65,8 +61,6 @@ class InputEvent:
     """Command name."""
     params: Mapping[str, Any]
     """Its parameters."""
-    needs_frame: bool = False
-    """True if the page receives it only when a frame is drawn."""
 
 
 async def perform(page: Page, action: Action, clock: Clock) -> None:
@@ -74,14 +68,7 @@ async def perform(page: Page, action: Action, clock: Clock) -> None:
     if action.kind is ActionKind.WAIT:
         await clock.sleep(WAIT_SECONDS)
         return
-    sent: list[asyncio.Future[Reply]] = []
-    for event in input_events(action):
-        sent.append(page.send(event.method, event.params))
-        if event.needs_frame:
-            for _ in range(MAX_FRAMES):
-                await page.draw_frame()
-                if sent[-1].done():
-                    break
+    sent = [page.send(event.method, event.params) for event in input_events(action)]
     if sent:
         await page.collect(sent, f"the input events of {action.kind}")
 
@@ -92,7 +79,7 @@ def input_events(action: Action) -> list[InputEvent]:
     if kind in (ActionKind.CLICK, ActionKind.DOUBLE, ActionKind.RIGHT, ActionKind.MIDDLE):
         return _clicks(action)
     if kind is ActionKind.MOVE:
-        return [_mouse("mouseMoved", *_point(action), needs_frame=True)]
+        return pointer_moves(*_point(action))
     if kind is ActionKind.DRAG:
         return _drag(action)
     if kind is ActionKind.SCROLL:
@@ -109,7 +96,7 @@ def input_events(action: Action) -> list[InputEvent]:
 def _clicks(action: Action) -> list[InputEvent]:
     button = {ActionKind.RIGHT: "right", ActionKind.MIDDLE: "middle"}.get(action.kind, "left")
     x, y = _point(action)
-    events = [_mouse("mouseMoved", x, y)]  # the press that follows delivers it without a frame
+    events = [_mouse("mouseMoved", x, y)]  # the press that follows delivers it
     for count in (1, 2) if action.kind is ActionKind.DOUBLE else (1,):
         events.append(_mouse("mousePressed", x, y, button=button, buttons=BUTTONS[button], clickCount=count))
         events.append(_mouse("mouseReleased", x, y, button=button, buttons=0, clickCount=count))
@@ -125,7 +112,7 @@ def _drag(action: Action) -> list[InputEvent]:
     for move in range(1, DRAG_MOVES + 1):
         share = move / DRAG_MOVES
         between = (x + (action.to_x - x) * share, y + (action.to_y - y) * share)
-        events.append(_mouse("mouseMoved", *between, needs_frame=True, **held))
+        events += pointer_moves(*between, **held)
     events.append(_mouse("mouseReleased", action.to_x, action.to_y, button="left", buttons=0, clickCount=1))
     return events
 
@@ -183,8 +170,13 @@ def _press(key: Key, modifiers: int) -> list[InputEvent]:
     ]
 
 
-def _mouse(kind: str, x: float, y: float, *, needs_frame: bool = False, **fields: Any) -> InputEvent:
-    return InputEvent("Input.dispatchMouseEvent", {"type": kind, "x": x, "y": y, **fields}, needs_frame)
+def pointer_moves(x: float, y: float, **held: Any) -> list[InputEvent]:
+    """The pointer goes there, and the page is told at once; `held` names the button that is down."""
+    return [_mouse("mouseMoved", x, y, **held), _mouse("mouseReleased", x, y, **{**held, "button": "none"})]
+
+
+def _mouse(kind: str, x: float, y: float, **fields: Any) -> InputEvent:
+    return InputEvent("Input.dispatchMouseEvent", {"type": kind, "x": x, "y": y, **fields})
 
 
 def _point(action: Action) -> tuple[float, float]:

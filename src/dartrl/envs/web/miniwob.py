@@ -17,7 +17,7 @@ from typing import Any, NamedTuple
 from dartrl.config import RunConfig
 from dartrl.envs.slots import SlotPool
 from dartrl.envs.web.browser import Browser, Page, js_value
-from dartrl.envs.web.input import perform
+from dartrl.envs.web.input import perform, pointer_moves
 from dartrl.envs.web.pages import UNSTABLE_PAGES
 from dartrl.envs.web.task_set import require_family
 from dartrl.envs.web.versions import font_fingerprint, page_folder, page_version
@@ -295,7 +295,5 @@ async def _read_state(page: Page) -> PageState:
 
 async def _park_pointer(page: Page) -> None:
     """Move the pointer to the frame around the task, where it hovers over nothing."""
-    moved = page.send("Input.dispatchMouseEvent", {"type": "mouseMoved", "x": WIDTH - 1, "y": HEIGHT - 1})
-    while not moved.done():
-        await page.draw_frame()
-    await moved
+    events = pointer_moves(WIDTH - 1, HEIGHT - 1)
+    await page.collect([page.send(event.method, event.params) for event in events], "the pointer")
