@@ -22,7 +22,7 @@ MODES = ("rollout", "task", "batch")
 
 
 def make_plan(slots: int, minutes: float, seed: int) -> SimulationPlan:
-    """A calm cluster whose engines and batches fit its slots."""
+    """A calm cluster; one batch of groups fills its slots once."""
     return SimulationPlan(
         seed=seed,
         seconds=60.0 * minutes,
@@ -30,7 +30,7 @@ def make_plan(slots: int, minutes: float, seed: int) -> SimulationPlan:
         slots=slots,
         workers=2,
         batch=max(4, slots // 3),
-        groups_per_step=max(2, slots // 16),
+        groups_per_step=max(2, slots // 8),
         worker_life_seconds=CALM,
         runner_life_seconds=CALM,
         trainer_life_seconds=CALM,

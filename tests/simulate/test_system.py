@@ -102,4 +102,4 @@ def test_a_thousand_slots_for_an_hour():
     share = result.readings["runner/busy_seconds"] / plan.runners / plan.seconds
     assert share > 0.8, "slots are busy in spite of crashes"
     assert result.counts["trajectories_terminated"] > 5000
-    assert len(result.steps) > 20
+    assert len(result.steps) > 4

@@ -55,7 +55,7 @@ class SimulationPlan:
     """One training step of the trainer."""
     groups_per_step: int = 32
     """Groups claimed for a training step."""
-    checkpoint_every: int = 5
+    checkpoint_every: int = 2
     """Training steps between two checkpoints."""
     environment_fault_share: float = 0.001
     """Share of environment operations that crash."""
