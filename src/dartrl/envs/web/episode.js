@@ -54,11 +54,16 @@
     stop(id);
   };
 
+  const isMoving = () => due.size > 0 || Array.from(document.images).some((image) => !image.complete);
+
   // Nothing leaves the page: no navigation by the page or the agent, no second window.
   window.open = () => null;
   window.navigation?.addEventListener('navigate', (event) => {
     if (event.cancelable && !event.hashChange) event.preventDefault();
   });
+
+  // No drag and drop by the system: it takes the mouse away from the page, and no page uses it.
+  document.addEventListener('dragstart', (event) => event.preventDefault(), true);
 
   // A clipboard of its own: slots share one browser, and one real clipboard would carry text between episodes.
   let clipboard = '';
@@ -139,7 +144,7 @@
     },
     // [the episode has ended, raw reward, the page will change by itself, the page can be used]
     state() {
-      return [Boolean(WOB_DONE_GLOBAL), Number(WOB_RAW_REWARD_GLOBAL), due.size > 0, Boolean(WOB_TASK_READY)];
+      return [Boolean(WOB_DONE_GLOBAL), Number(WOB_RAW_REWARD_GLOBAL), isMoving(), Boolean(WOB_TASK_READY)];
     },
   });
 })();

@@ -34,6 +34,9 @@ PAGES_PER_SLOT = 12
 FRAME_SECONDS = 1 / 60
 """Pause between the frames of a page that moves."""
 
+FRESH_FRAMES = 3
+"""Frames drawn after a page was loaded, in which the pictures that its style sheets name arrive."""
+
 EPISODE_SCRIPT = Path(__file__).with_name("episode.js").read_text(encoding="utf-8")
 
 STATE = "__episode.state()"
@@ -170,14 +173,18 @@ class MiniwobEnvironment:
         """First observation of the instance. Raises ConfigError for an unknown family, EnvironmentFault otherwise."""
         url = page_url(task.family)
         async with self._deadline(self._reset_timeout_seconds, f"reset of {task.id}"):
-            self._page = page = await self._page_of(task.family, url)
+            self._page, is_fresh = await self._page_of(task.family, url)
+            page = self._page
             await _park_pointer(page)
             self._instruction, is_ready = await page.evaluate_js(f"__episode.reset({task.seed})")
             self._is_done = False
             while not is_ready:
                 await self._clock.sleep(FRAME_SECONDS)
                 is_ready = (await _read_state(page)).is_ready
-            return await self._observe(page)
+            for _ in range(FRESH_FRAMES if is_fresh else 0):
+                await page.draw_frame()
+                await self._clock.sleep(FRAME_SECONDS)
+            return await self._observe(page, is_first=True)
 
     async def step(self, actions: Sequence[Action]) -> Observation:
         """Observation after the actions; those that come after the end of the episode are left out."""
@@ -215,8 +222,10 @@ class MiniwobEnvironment:
         """browser, fonts, pages, screen."""
         return self._versions
 
-    async def _page_of(self, family: str, url: str) -> Page:
+    async def _page_of(self, family: str, url: str) -> tuple[Page, bool]:
+        """The family's page, and whether it was loaded just now."""
         page = self._pages.get(family)
+        is_fresh = page is None or family in UNSTABLE_PAGES
         if page is None:
             page = await self._browser.open_page(self._context, WIDTH, HEIGHT, init_scripts=self._init_scripts)
             await page.navigate(url)
@@ -224,14 +233,16 @@ class MiniwobEnvironment:
             if len(self._pages) > PAGES_PER_SLOT:
                 _, oldest = self._pages.popitem(last=False)
                 await oldest.close()
-        elif family in UNSTABLE_PAGES:
+        elif is_fresh:
             await page.navigate(url)
         self._pages.move_to_end(family)
-        return page
+        return page, is_fresh
 
-    async def _observe(self, page: Page) -> Observation:
-        """The picture as it is now if nothing is due in the page, else after two equal frames."""
+    async def _observe(self, page: Page, *, is_first: bool = False) -> Observation:
+        """The picture as it is now if nothing is due in the page, else after two equal frames; the first one always so."""
         started = self._clock.now()
+        if is_first:
+            await self._settle(page)
         asked = page.send_js(STATE)
         screenshot = await page.screenshot()
         state = PageState(*js_value((await page.collect([asked], "the state of the page"))[0]))
@@ -255,7 +266,7 @@ class MiniwobEnvironment:
         """Draw frames until one changes nothing and nothing more is due; False if the bound came first."""
         state = await _read_state(page)
         for frame in range(self._settle_frames):
-            if frame:
+            if frame > 1:
                 await self._clock.sleep(FRAME_SECONDS)
             is_changed = await page.draw_frame()
             state = await _read_state(page)
