@@ -30,13 +30,13 @@ def run(decoder: Decoder, replies: list[Reply], *, join_every: int = 0) -> None:
 
 
 @pytest.fixture
-def prompts(tiny_policy, turns, conversation):
-    return [encode_prompt(tiny_policy, *conversation(*parts)) for parts in turns.values()]
+def prompts(shared_policy, turns, conversation):
+    return [encode_prompt(shared_policy, *conversation(*parts)) for parts in turns.values()]
 
 
-def test_greedy_replies_equal_stock_generate(tiny_policy, turns, conversation, prompts):
-    replies = [begin_reply(tiny_policy, prompt, temperature=0.0, max_tokens=12, seed=0) for prompt in prompts]
-    run(Decoder(tiny_policy, max_rows=8), replies)
+def test_greedy_replies_equal_stock_generate(shared_policy, turns, conversation, prompts):
+    replies = [begin_reply(shared_policy, prompt, temperature=0.0, max_tokens=12, seed=0) for prompt in prompts]
+    run(Decoder(shared_policy, max_rows=8), replies)
     processor = Qwen2VLImageProcessorPil(
         image_mean=[1.0] * 3, image_std=[0.25] * 3, size={"shortest_edge": 3136, "longest_edge": 313600}
     )
@@ -44,11 +44,11 @@ def test_greedy_replies_equal_stock_generate(tiny_policy, turns, conversation, p
         images = [Image.open(io.BytesIO(part)) for part in parts if isinstance(part, bytes)]
         extras = dict(processor(images=images, return_tensors="pt")) if images else {}
         input_ids = torch.from_numpy(reply.prompt.ids_S.astype(np.int64))[None]
-        expected = tiny_policy.model.generate(
+        expected = shared_policy.model.generate(
             input_ids=input_ids,
             attention_mask=torch.ones_like(input_ids),
-            mm_token_type_ids=(input_ids == tiny_policy.image_token_id).int(),
-            suppress_tokens=list(tiny_policy.banned_ids),
+            mm_token_type_ids=(input_ids == shared_policy.image_token_id).int(),
+            suppress_tokens=list(shared_policy.banned_ids),
             max_new_tokens=12,
             do_sample=False,
             **extras,
@@ -57,12 +57,14 @@ def test_greedy_replies_equal_stock_generate(tiny_policy, turns, conversation, p
 
 
 @pytest.mark.parametrize("temperature", [0.0, 0.7, 1.0])
-def test_logprobs_and_entropies_equal_those_of_the_training_forward(tiny_policy, prompts, temperature):
-    replies = [begin_reply(tiny_policy, prompt, temperature=temperature, max_tokens=9, seed=n) for n, prompt in enumerate(prompts)]
-    run(Decoder(tiny_policy, max_rows=8), replies)
+def test_logprobs_and_entropies_equal_those_of_the_training_forward(shared_policy, prompts, temperature):
+    replies = [
+        begin_reply(shared_policy, prompt, temperature=temperature, max_tokens=9, seed=n) for n, prompt in enumerate(prompts)
+    ]
+    run(Decoder(shared_policy, max_rows=8), replies)
     batch = collate([reply_row(reply.prompt, reply.ids) for reply in replies])
     with torch.no_grad():
-        logprobs_BT, entropies_BT, mask_BT = token_logprobs(tiny_policy, batch, temperature=temperature)
+        logprobs_BT, entropies_BT, mask_BT = token_logprobs(shared_policy, batch, temperature=temperature)
     for index, reply in enumerate(replies):
         assert len(reply.ids) == int(mask_BT[index].sum())
         np.testing.assert_allclose(reply.logprobs, logprobs_BT[index, : len(reply.ids)], atol=1e-5)
@@ -70,17 +72,17 @@ def test_logprobs_and_entropies_equal_those_of_the_training_forward(tiny_policy,
 
 
 @pytest.mark.parametrize("join_every", [0, 1, 3])
-def test_reply_does_not_depend_on_its_company(tiny_policy, prompts, join_every):
+def test_reply_does_not_depend_on_its_company(shared_policy, prompts, join_every):
     def begin() -> list[Reply]:
         return [
-            begin_reply(tiny_policy, prompts[n % len(prompts)], temperature=1.0, max_tokens=4 + n % 7, seed=100 + n)
+            begin_reply(shared_policy, prompts[n % len(prompts)], temperature=1.0, max_tokens=4 + n % 7, seed=100 + n)
             for n in range(8)
         ]
 
     together, alone = begin(), begin()
-    run(Decoder(tiny_policy, max_rows=8), together, join_every=join_every)
+    run(Decoder(shared_policy, max_rows=8), together, join_every=join_every)
     for reply in alone:
-        run(Decoder(tiny_policy, max_rows=1), [reply])
+        run(Decoder(shared_policy, max_rows=1), [reply])
     for one, other in zip(together, alone, strict=True):
         assert one.ids == other.ids
         assert one.finish_reason == other.finish_reason
@@ -115,9 +117,9 @@ def test_banned_ids_are_never_sampled(tiny_policy, prompts):
     assert not set(tiny_policy.banned_ids) & {token for reply in replies for token in reply.ids}
 
 
-def test_reply_stops_where_the_policy_stops_reading(tiny_policy, prompts):
-    room = tiny_policy.max_positions - len(prompts[0].ids_S)
-    assert begin_reply(tiny_policy, prompts[0], temperature=1.0, max_tokens=10**6, seed=0).max_tokens == room
+def test_reply_stops_where_the_policy_stops_reading(shared_policy, prompts):
+    room = shared_policy.max_positions - len(prompts[0].ids_S)
+    assert begin_reply(shared_policy, prompts[0], temperature=1.0, max_tokens=10**6, seed=0).max_tokens == room
 
 
 def test_cached_features_are_used_and_forgotten(tiny_policy, prompts):
@@ -137,8 +139,8 @@ def test_cached_features_are_used_and_forgotten(tiny_policy, prompts):
     assert first_token() != before
 
 
-def test_overfull_decoder_refuses(tiny_policy, prompts):
-    decoder = Decoder(tiny_policy, max_rows=1)
-    replies = [begin_reply(tiny_policy, prompts[0], temperature=1.0, max_tokens=4, seed=0) for _ in range(2)]
+def test_overfull_decoder_refuses(shared_policy, prompts):
+    decoder = Decoder(shared_policy, max_rows=1)
+    replies = [begin_reply(shared_policy, prompts[0], temperature=1.0, max_tokens=4, seed=0) for _ in range(2)]
     with pytest.raises(ValueError, match="at most 1 rows"):
         decoder.admit(replies)

@@ -18,32 +18,32 @@ from dartrl.types import Generation
 
 
 @pytest.mark.parametrize("size", [(56, 84), (168, 224), (70, 130), (20, 20), (900, 700)])
-def test_images_equal_those_of_the_stock_processor(tiny_policy, png, size):
+def test_images_equal_those_of_the_stock_processor(shared_policy, png, size):
     data = png(*size, 1)
     processor = Qwen2VLImageProcessorPil(
         image_mean=[1.0] * 3, image_std=[0.25] * 3, size={"shortest_edge": 3136, "longest_edge": 313600}
     )
     expected = processor(images=[Image.open(io.BytesIO(data))], return_tensors="pt")
-    image = encode_image(tiny_policy.settings, data, "h")
+    image = encode_image(shared_policy.settings, data, "h")
     assert image.grid == tuple(expected["image_grid_thw"][0].tolist())
-    patches = _patches(torch.from_numpy(image.pixels_HWC[None].copy()), tiny_policy.settings)[0]
+    patches = _patches(torch.from_numpy(image.pixels_HWC[None].copy()), shared_policy.settings)[0]
     frames = expected["pixel_values"].view(len(patches), 3, 2, -1)
     torch.testing.assert_close(patches.view(len(patches), 3, -1), frames[:, :, 0], atol=1e-5, rtol=0)
     torch.testing.assert_close(frames[:, :, 0], frames[:, :, 1])
 
 
-def test_prompt_ids_equal_those_of_the_stock_tokenizer(tiny_policy, turns, conversation):
+def test_prompt_ids_equal_those_of_the_stock_tokenizer(shared_policy, turns, conversation):
     for parts in turns.values():
         messages, images = conversation(*parts)
-        prompt = encode_prompt(tiny_policy, messages, images)
+        prompt = encode_prompt(shared_policy, messages, images)
         chat = [
             {"role": "system", "content": "You see a screen."},
             {"role": "user", "content": [{"type": "text", "text": p} if isinstance(p, str) else {"type": "image"} for p in parts]},
         ]
-        text = tiny_policy.tokenizer.apply_chat_template(chat, add_generation_prompt=True, tokenize=False)
+        text = shared_policy.tokenizer.apply_chat_template(chat, add_generation_prompt=True, tokenize=False)
         for image in prompt.images:
             text = text.replace(IMAGE_TOKEN, "<|x|>" * image.num_tokens, 1)
-        assert prompt.ids_S.tolist() == tiny_policy.tokenizer(text.replace("<|x|>", IMAGE_TOKEN))["input_ids"]
+        assert prompt.ids_S.tolist() == shared_policy.tokenizer(text.replace("<|x|>", IMAGE_TOKEN))["input_ids"]
 
 
 @given(
@@ -73,16 +73,16 @@ def test_rotary_positions_equal_those_of_stock(shared_policy, layout):
         ((b"not a png", "x"), "not a readable PNG"),
     ],
 )
-def test_bad_prompts_are_refused(tiny_policy, conversation, parts, message):
+def test_bad_prompts_are_refused(shared_policy, conversation, parts, message):
     with pytest.raises(ConfigError, match=message):
-        encode_prompt(tiny_policy, *conversation(*parts))
+        encode_prompt(shared_policy, *conversation(*parts))
 
 
-def test_missing_image_is_named(tiny_policy, conversation, png):
+def test_missing_image_is_named(shared_policy, conversation, png):
     data = png(56, 56, 1)
     messages, _ = conversation(data)
     with pytest.raises(ConfigError, match=hashlib.sha256(data).hexdigest()):
-        encode_prompt(tiny_policy, messages, {})
+        encode_prompt(shared_policy, messages, {})
 
 
 def recorded(policy, conversation, png, **changes) -> tuple[Generation, dict[str, bytes]]:
@@ -109,12 +109,12 @@ def recorded(policy, conversation, png, **changes) -> tuple[Generation, dict[str
     return dataclasses.replace(generation, **changes), images
 
 
-def test_recorded_reply_becomes_a_row_of_the_same_ids(tiny_policy, conversation, png):
-    generation, images = recorded(tiny_policy, conversation, png)
-    row = build_row(tiny_policy, generation, images)
+def test_recorded_reply_becomes_a_row_of_the_same_ids(shared_policy, conversation, png):
+    generation, images = recorded(shared_policy, conversation, png)
+    row = build_row(shared_policy, generation, images)
     assert row.ids_S.tolist() == [*generation.prompt_ids.tolist(), *generation.response_ids.tolist()]
     assert row.ids_S[row.is_label_S].tolist() == generation.response_ids.tolist()
-    again = make_row(tiny_policy, row.ids_S, row.is_label_S, row.images)
+    again = make_row(shared_policy, row.ids_S, row.is_label_S, row.images)
     assert again.positions_3S.tolist() == row.positions_3S.tolist()
 
 
@@ -142,26 +142,26 @@ def test_recorded_reply_becomes_a_row_of_the_same_ids(tiny_policy, conversation,
         ("image_missing", lambda g, p: {"image_hashes": ("0" * 64, g.image_hashes[1])}),
     ],
 )
-def test_inconsistent_rows_are_rejected_by_reason(tiny_policy, conversation, png, reason, change):
-    generation, images = recorded(tiny_policy, conversation, png)
+def test_inconsistent_rows_are_rejected_by_reason(shared_policy, conversation, png, reason, change):
+    generation, images = recorded(shared_policy, conversation, png)
     with pytest.raises(RowRejected) as caught:
-        build_row(tiny_policy, dataclasses.replace(generation, **change(generation, tiny_policy)), images)
+        build_row(shared_policy, dataclasses.replace(generation, **change(generation, shared_policy)), images)
     assert caught.value.reason == reason
 
 
-def test_corrupt_screenshot_rejects_the_row(tiny_policy, conversation, png):
-    generation, images = recorded(tiny_policy, conversation, png)
+def test_corrupt_screenshot_rejects_the_row(shared_policy, conversation, png):
+    generation, images = recorded(shared_policy, conversation, png)
     with pytest.raises(RowRejected) as caught:
-        build_row(tiny_policy, generation, {key: data[:100] for key, data in images.items()})
+        build_row(shared_policy, generation, {key: data[:100] for key, data in images.items()})
     assert caught.value.reason == "image_corrupt"
 
 
-def test_collating_keeps_each_distinct_image_once(tiny_policy, conversation, png):
-    generation, images = recorded(tiny_policy, conversation, png)
-    row = build_row(tiny_policy, generation, images)
+def test_collating_keeps_each_distinct_image_once(shared_policy, conversation, png):
+    generation, images = recorded(shared_policy, conversation, png)
+    row = build_row(shared_policy, generation, images)
     batch = collate([row] * 5)
     assert [len(group.pixels_NHWC) for group in batch.images] == [1, 1]
     assert [group.source_M.tolist() for group in batch.images] == [[0] * 5, [0] * 5]
     tokens = torch.cat([group.tokens_K for group in batch.images])
-    assert (batch.ids_BS.flatten()[tokens] == tiny_policy.image_token_id).all()
-    assert len(tokens) == int((batch.ids_BS == tiny_policy.image_token_id).sum())
+    assert (batch.ids_BS.flatten()[tokens] == shared_policy.image_token_id).all()
+    assert len(tokens) == int((batch.ids_BS == shared_policy.image_token_id).sum())

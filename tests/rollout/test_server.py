@@ -143,7 +143,7 @@ async def test_token_is_wanted_when_set(published):
 
 async def test_full_queue_answers_429(published):
     async with worker(published, max_batch=1, max_waiting=1) as url, aiohttp.ClientSession() as session:
-        bodies = [{"messages": [user("hi", png(seed))], "max_tokens": 200, "seed": seed} for seed in range(12)]
+        bodies = [{"messages": [user("hi", png(seed))], "max_tokens": 60, "seed": seed} for seed in range(6)]
         answers = await asyncio.gather(*(post(session, f"{url}/v1/chat/completions", body) for body in bodies))
         refused = [answer for status, answer in answers if status == 429]
         assert {status for status, _ in answers} == {200, 429}
