@@ -55,6 +55,8 @@ class Measurement:
 
     def rates(self, slots: int = 1) -> dict[str, float]:
         """Figures of the round; `slots` sides ran at once."""
+        if not self.steps:
+            sys.exit("no step finished within a round: the machine is too busy to measure; raise --seconds")
         return {
             "steps_per_second": slots * len(self.steps) / sum(self.steps),
             "steps_per_second_with_resets": len(self.steps) / self.wall_seconds,

@@ -36,7 +36,7 @@ UNSTABLE_PAGES: Mapping[str, UnstablePage] = {
     "choose-date-nodelay": _DATE,
     "click-pie": _PIE,
     "click-pie-nodelay": _PIE,
-    "drag-cube": UnstablePage("the cube keeps its turn, and spins on after a drag", moves=True),
+    "drag-cube": UnstablePage("the cube keeps its turn over a restart"),
     "hot-cold": UnstablePage("mouse handlers of earlier episodes stay bound"),
     "hover-shape": UnstablePage("the coloured square changes every two seconds", moves=True),
     "moving-items": UnstablePage("the items move all the time", moves=True),
